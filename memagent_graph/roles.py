@@ -103,24 +103,6 @@ REPAIR = Role(
 """The role that rewrites an answer without the required form."""
 
 
-def require_valid_roles(roles: Iterable[Role], strategy: str) -> None:
-    """Raise an error if a strategy's roles are not valid.
-
-    Raises:
-        StrategyError: there are no roles, or two roles have the same name.
-    """
-    names = [role.name for role in roles]
-    if not names:
-        raise StrategyError(
-            f"the strategy {strategy} has no roles",
-            hint="List in `roles` every role that its steps use, such as (UPDATE, ANSWER).",
-        )
-    if duplicate := next((name for name in names if names.count(name) > 1), None):
-        raise StrategyError(
-            f"the strategy {strategy} has two roles {duplicate!r}", hint="Use a unique name for every role."
-        )
-
-
 def complete_prompts(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only: bool = False) -> Prompts:
     """Return prompts with a template for every role.
 
@@ -197,11 +179,14 @@ def require_room(
         )
 
 
-def count_excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
-    """Return by how many tokens the longest prompt with a chunk, and its reply, exceed the window; 0 or less if not."""
+def fit_chunk_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
+    """Return the tokens of a chunk, at most the budget's, with which every prompt and its reply fit the window.
+
+    The number is 0 or negative if a prompt does not fit the window even without a chunk.
+    """
     chunk_roles = [role for role in roles if "chunk" in role.fields and not role.fills_window]
     needed_tokens = [sum(_count_part_tokens(role, prompts, budget, count, {}).values()) for role in chunk_roles]
-    return max(needed_tokens, default=0) - budget.context_window if chunk_roles else 0
+    return budget.chunk_tokens - max(0, max(needed_tokens, default=0) - budget.context_window)
 
 
 def _count_part_tokens(

@@ -283,6 +283,13 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     chosen_by: Literal["environment", "added"] | None = setting(None, logged=False)
     """Why this policy was chosen, if none was named. `resolve` sets it."""
 
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value, low, high = getattr(self, option.name), option.metadata["min"], option.metadata["max"]
+            is_within = value is None or ((low is None or low <= value) and (high is None or value <= high))
+            if not is_within:  # NaN is not, either
+                raise ValueError(f"{option.name} is out of bounds: {value}")
+
     def replace(self, **changes: Any) -> Self:
         """Return these settings with changed fields or groups of fields.
 
@@ -313,17 +320,17 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         """Return the settings in variables named MEMAGENT_ plus a field's name. Empty variables count as unset.
 
         Raises:
-            MemAgentError: a value has the wrong type, or a name looks like a misspelt field.
+            MemAgentError: a value has the wrong type or is out of bounds, or a name looks like a misspelt field.
         """
         types = {name: text_type for name, (_, text_type) in list_text_fields(cls).items()}
-        values: dict[str, Any] = {}
+        settings = cls()
         for variable, text in environment.items():
             name = variable.removeprefix(_ENVIRONMENT_PREFIX).lower()
             if not variable.startswith(_ENVIRONMENT_PREFIX) or not text:
                 continue
             if name in types:
                 try:
-                    values[name] = parse_text(text, types[name])
+                    settings = dataclass_replace(settings, **{name: parse_text(text, types[name])})
                 except ValueError as error:
                     raise MemAgentError(f"{variable}={text!r}: {error}", hint="Correct it, or unset it.") from error
             elif names := get_close_matches(name, types, n=1, cutoff=0.85):
@@ -331,7 +338,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                     f"{variable} is not a setting",
                     hint=f"Unset it, or rename it to {_ENVIRONMENT_PREFIX}{names[0].upper()} if you meant that.",
                 )
-        return cls(**values)
+        return settings
 
     @classmethod
     def from_log(cls, values: Mapping[str, Any], run_id: str) -> Self:
@@ -350,23 +357,16 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 run_id=run_id,
             )
         logged_fields = {field.name: field for field in fields(cls) if field.metadata["logged"]}
-        types = get_type_hints(cls)
-        arguments: dict[str, Any] = {}
+        types, settings = get_type_hints(cls), cls()
         for name in values.keys() & logged_fields.keys():
-            metadata = logged_fields[name].metadata
+            field_type = logged_fields[name].metadata["text_type"] if types[name] is Any else types[name]
             try:
-                field_type = metadata["text_type"] if types[name] is Any else types[name]
-                arguments[name] = value = msgspec.convert(values[name], field_type)
-                low, high = metadata["min"], metadata["max"]
-                is_within = value is None or ((low is None or low <= value) and (high is None or value <= high))
-                if not is_within:  # NaN is not, either
-                    raise ValueError(f"{value} is out of bounds")
+                settings = dataclass_replace(settings, **{name: msgspec.convert(values[name], field_type)})
             except ValueError as error:
                 raise RunLogError(
                     f"the log's settings of run {run_id} are damaged: {name}: {error}",
                     hint="Restore the log from a copy, or read the document again.",
                 ) from error
-        settings = cls(**arguments)
         own_url = os.environ.get("OPENAI_BASE_URL")
         if settings.base_url is None or (own_url and parse_origin(own_url) == parse_origin(settings.base_url)):
             return settings

@@ -270,7 +270,7 @@ class CorpusReader:
 def collect_settings(context: ReaderContext) -> dict[str, Any]:
     """Return the settings that affect a row, JSON-serializable. The server's address and load limits do not."""
     sampling, rules = context.sampling, context.rules
-    schema = context.structure.format if context.structure else None
+    schema = context.response_format
     return {
         "model": context.policy.name,
         "strategy": context.strategy.name,

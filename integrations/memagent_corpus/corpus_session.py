@@ -169,10 +169,10 @@ def _add_up_estimates(inputs: CorpusInputs, reader: CorpusReader, context: Reade
     budget, prompts, count_tokens = context.budget, context.prompts, context.tokenizer.count
     update_tokens = count_tokens(prompts.update.literal) + budget.memory_tokens
     answer_tokens = count_tokens(prompts.answer.literal) + budget.memory_tokens
-    if context.structure:  # update prompts contain an outline of the schema, the answer prompt the schema itself
-        update_tokens += count_tokens(context.structure.outline)
+    if context.response_format:  # update prompts contain an outline of the schema, the answer prompt the schema itself
+        update_tokens += count_tokens(context.outline)
         if not context.trained_prompts_only:
-            answer_tokens += count_tokens(prompts.neutralise(context.structure.format.text))
+            answer_tokens += count_tokens(prompts.neutralise(context.schema))
     tokens_by_question = {question: count_tokens(question) for question in reader.questions}
     totals: Counter[str] = Counter()
     for document in inputs.documents():

@@ -95,17 +95,10 @@ class Mcp(ReaderOptions):
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_graph.addresses import require_safe_address  # noqa: PLC0415
         from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
 
-        if self.http:
-            require_safe_address(
-                self.host,
-                self.server_name or (),
-                danger=None if self.allow_remote else "there is no login",
-                remedy="Add --allow-remote if you want this.",
-            )
-        elif (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
+        http_options = (self.host, self.port, self.allow_remote, self.server_name)
+        if not self.http and http_options != (_HOST, _PORT, False, None):
             raise typer.BadParameter(
                 "--host, --port, --allow-remote and --server-name need this option", param_hint="'--http'"
             )
@@ -132,9 +125,15 @@ async def _serve_stdio(command: Mcp) -> None:
 
 
 async def _serve_http(command: Mcp) -> None:
-    from memagent_graph.addresses import list_client_host_names, listen  # noqa: PLC0415
+    from memagent_graph.addresses import list_host_names, listen  # noqa: PLC0415
     from memagent_mcp.server import get_url, serve_http  # noqa: PLC0415
 
+    host_names = list_host_names(
+        command.host,
+        command.server_name or (),
+        danger=None if command.allow_remote else "there is no login",
+        remedy="Add --allow-remote if you want this.",
+    )
     with listen(command.host, command.port) as listener:
         async with _open_server(command) as server:
             typer.echo(f"serving at {get_url(listener)}; press Ctrl-C to stop", err=True)
@@ -144,4 +143,4 @@ async def _serve_http(command: Mcp) -> None:
                     "see the runs in the log, and use the policy",
                     err=True,
                 )
-            await serve_http(server, listener, [*(command.server_name or []), *list_client_host_names(command.host)])
+            await serve_http(server, listener, host_names)

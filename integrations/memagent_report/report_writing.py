@@ -20,7 +20,7 @@ from langgraph.types import Send
 
 from memagent_graph.calls import Writes
 from memagent_graph.errors import MemAgentError
-from memagent_graph.events import EventKind, StopReason
+from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
@@ -239,7 +239,7 @@ class ReportWriting(Strategy):
         if not self.write:
             return {"outline": [], "pairs": pairs}
         answers, omitted_count = _fit_lines(_format_answers(matrix), context, context.budget.chunk_tokens)
-        reply = await step.ask(OUTLINE, chunk=answers, parents=(), note=_make_note(omitted_count, "answers"))
+        reply = await step.ask(OUTLINE, chunk=answers, parents=(), events=_list_omissions(omitted_count, "answers"))
         question_count = len(matrix.questions)
         outline = [
             (heading, [question_number for question_number in numbers if question_number < question_count])
@@ -310,10 +310,9 @@ def _fit_lines(lines: Iterator[str], context: ReaderContext, max_tokens: int) ->
     return "\n".join(prompt_lines), omitted_count
 
 
-def _make_note(omitted_count: int, noun: str) -> tuple[EventKind, str] | None:
-    if not omitted_count:
-        return None
-    return EventKind.SHORTENED_CHUNK, f"{omitted_count} {noun} did not fit into the prompt"
+def _list_omissions(count: int, noun: str) -> list[ReadEvent]:
+    detail = f"{count} {noun} did not fit into the prompt"
+    return [ReadEvent(EventKind.SHORTENED_CHUNK, None, detail)] if count else []
 
 
 async def _write_section(state: WritingBranch, step: StepContext) -> Change:
@@ -331,7 +330,7 @@ async def _write_section(state: WritingBranch, step: StepContext) -> Change:
         heading=short_heading,
         slot=section_number,
         parents=(),
-        note=_make_note(omitted_count, "quotes"),
+        events=_list_omissions(omitted_count, "quotes"),
     )
     if reply.value is None:
         section = make_extractive_section(matrix, heading, tuple(questions))

@@ -114,24 +114,23 @@ class Serve(ReaderOptions):
         """
         import os  # noqa: PLC0415
 
-        from memagent_graph.addresses import list_client_host_names, require_safe_address  # noqa: PLC0415
+        from memagent_graph.addresses import list_host_names  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_graph.storage.private_files import get_data_folder  # noqa: PLC0415
         from memagent_serve.keys import Keys  # noqa: PLC0415
         from memagent_serve.serve_settings import ServeSettings  # noqa: PLC0415
 
         keys = Keys.load(self.keys, os.environ.get("MEMAGENT_KEYS", ""))
-        names = tuple(self.server_name or ())
-        require_safe_address(
+        names = list_host_names(
             self.host,
-            names,
+            self.server_name or (),
             danger=None if keys or self.without_keys else "there are no keys",
             remedy="Set --keys to a file of keys, or add --without-keys if everyone may use this server.",
         )
         return ServeSettings(
             folder=get_data_folder() / "serve",
             keys=keys,
-            names=(*names, *list_client_host_names(self.host)),
+            names=names,
             origins=tuple(self.allow_origin or ()),
             keep_seconds=self.keep_minutes * 60,
             limits=Limits(max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds),

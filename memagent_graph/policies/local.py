@@ -12,17 +12,19 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memagent_graph.chat_markers import find_folder_markers
 from memagent_graph.concurrency.background import register_after_fork
 from memagent_graph.errors import PolicyError, PolicyRequestError, load_extra
 from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import make_one_line
 from memagent_graph.policies.added import ADDABLE_POLICIES
-from memagent_graph.policies.model_info import ModelInfo, ModelShape, hash_weights
+from memagent_graph.policies.model_info import ModelInfo, find_model_info, hash_weights
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, find_policy_folder, load_profile
 from memagent_graph.policies.weight_files import fetch_model_folder, is_hub_id
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
@@ -83,15 +85,14 @@ class LocalPolicy:
         self.dtype = dtype or _choose_dtype(profile.dtype if profile else "", device)
         """The number format in which the policy computes."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
-        weights_version = hash_weights(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
-        self._version = version or weights_version
+        self._version = version or hash_weights(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
         self._template_arguments = dict(chat_template_kwargs or {})
         self.after_fork()
         register_after_fork(self)
 
     def after_fork(self) -> None:
         """Forget the worker thread of the parent process. The next request starts one in this process."""
-        self._requests: _RequestQueue = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._worker_lock = threading.Lock()
         self._model_lock = threading.Lock()
@@ -103,19 +104,9 @@ class LocalPolicy:
 
     async def describe(self) -> ModelInfo:
         """Return the model's window, tokenizer and size, and the profile in its folder."""
-        return await asyncio.to_thread(self._describe)
-
-    def _describe(self) -> ModelInfo:
-        return ModelInfo(
-            context_window=self._engine.context_window,
-            tokenizer=self._engine.tokenizer,
-            control_tokens=self._engine.tokenizer.special_tokens | find_folder_markers(self._folder),
-            knows_control_tokens=True,
-            shape=ModelShape.from_config(self._folder),
-            profile=load_profile(self._folder),
-            gives_token_ids=True,
-            number_format=self.dtype,
-        )
+        window, tokenizer = self._engine.context_window, self._engine.tokenizer
+        info = await asyncio.to_thread(find_model_info, str(self._folder), "", window, tokenizer)
+        return replace(info, gives_token_ids=True, number_format=self.dtype)
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
         """Write one completion.
@@ -153,15 +144,14 @@ class LocalPolicy:
             request_queue.put(None)
             await asyncio.to_thread(worker.join)
 
-    def _run_worker(self, request_queue: _RequestQueue) -> None:
+    def _run_worker(self, request_queue: queue.SimpleQueue[_Request | None]) -> None:
+        """Answer requests until None is in the queue."""
         is_closing = False
         while not is_closing:
             batch = [request_queue.get()]
-            while len(batch) < _MAX_BATCH_REQUESTS and batch[-1] is not None:
-                try:
+            with suppress(queue.Empty):
+                while len(batch) < _MAX_BATCH_REQUESTS and batch[-1] is not None:
                     batch.append(request_queue.get(timeout=_BATCH_WAIT_SECONDS))
-                except queue.Empty:
-                    break
             is_closing = batch[-1] is None
             with self._model_lock:
                 for requests in self._group_by_prefix([request for request in batch if request is not None]):
@@ -175,7 +165,7 @@ class LocalPolicy:
         batches: list[list[_Request]] = []
         unshared: list[_Request] = []
         for group in groups:
-            if len(group) > 1 or self._engine.find_prefix(group[0].ids).length:
+            if len(group) > 1 or self._engine.find_prefix(group[0].ids)[1]:
                 batches.append(group)
             else:
                 unshared += group
@@ -198,7 +188,7 @@ class LocalPolicy:
         has_logprobs = request.sampling.logprobs
         return Completion(
             text=self._engine.decode(request.reply),
-            finish_reason=FinishReason.STOP if request.has_stopped else FinishReason.LENGTH,
+            finish_reason=request.finish_reason or FinishReason.LENGTH,
             model=self.name,
             usage=TokenUsage(len(request.ids), len(request.reply), request.cached_tokens),
             prompt_token_ids=request.ids if has_logprobs else None,
@@ -221,12 +211,8 @@ class _Request:
     logprobs: list[float] = field(default_factory=list)
     generator: torch.Generator | None = None
     """The source of random numbers, if the request has a seed."""
-    has_stopped: bool = False
-    is_finished: bool = False
-
-
-_RequestQueue: TypeAlias = "queue.SimpleQueue[_Request | None]"
-"""The queue of requests. None ends the worker thread."""
+    finish_reason: FinishReason | None = None
+    """None while the reply is being written."""
 
 
 def _import_module(module: str) -> Any:
@@ -301,7 +287,6 @@ class _Engine:
         self.context_window = int(window) if window else None
         eos_ids = self._model.generation_config.eos_token_id
         self._eos_ids = frozenset(eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids])
-        self._padding_id = self._hf_tokenizer.pad_token_id or 0
         self._prefixes: list[_Prefix] = []
 
     def encode_prompt(self, prompt: Messages | TokenIds, template_arguments: Mapping[str, Any]) -> list[int]:
@@ -329,18 +314,18 @@ class _Engine:
         with self._torch.inference_mode():
             # At least the last token of the shortest prompt is not shared, because its logits are needed.
             shared_tokens = min(_count_common_tokens(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
-            match = self.find_prefix(prompts[0][:shared_tokens])
+            prefix, reused_tokens = self.find_prefix(prompts[0][:shared_tokens])
             if len(prompts) == 1:
-                shared_tokens = match.length
+                shared_tokens = reused_tokens
             for row, request in enumerate(requests):
-                request.cached_tokens = shared_tokens if row else match.length
+                request.cached_tokens = shared_tokens if row else reused_tokens
                 if request.sampling.seed is not None and request.sampling.temperature > 0:
                     request.generator = self._torch.Generator(self._device).manual_seed(request.sampling.seed)
-            logits, cache, mask = self._prefill(prompts, match, shared_tokens)
+            logits, cache, mask = self._prefill(prompts, shared_tokens, prefix, reused_tokens)
             lengths = self._torch.tensor([len(prompt) for prompt in prompts], device=self._device)
             for step in range(max(request.sampling.max_tokens for request in requests)):
                 tokens = self._sample_tokens(logits, requests)
-                if all(request.is_finished for request in requests):
+                if all(request.finish_reason for request in requests):
                     break
                 mask = self._torch.cat([mask, mask.new_ones(len(requests), 1)], dim=1)
                 output = self._model(
@@ -352,21 +337,24 @@ class _Engine:
                 )
                 logits = output.logits[:, -1]
         for request in requests:
-            while request.reply and self._has_stop_string(
-                request
-            ):  # servers also leave out the stop string and what follows it
+            # Servers also leave out the stop string and what follows it.
+            while request.reply and self._has_stop_string(request):
                 request.reply.pop()
                 request.logprobs.pop()
 
-    def find_prefix(self, ids: Sequence[int]) -> _CommonPrefix:
-        """Return the prefix in memory that has the most leading tokens in common with a prompt, and their number."""
-        matches = [_CommonPrefix(prefix, prefix.count_common_tokens(ids)) for prefix in self._prefixes]
-        return max([_CommonPrefix(_Prefix(), 0), *matches], key=lambda match: match.length)
+    def find_prefix(self, ids: Sequence[int]) -> tuple[_Prefix, int]:
+        """Return the prefix in memory that has the most leading tokens in common with a prompt, and their number.
 
-    def _store_prefix(self, new_prefix: _Prefix, match: _CommonPrefix) -> None:
+        The number is 0 if they are too few to be useful.
+        """
+        matches = ((prefix, _count_common_tokens(prefix.ids, ids)) for prefix in self._prefixes)
+        prefix, length = max(matches, key=itemgetter(1), default=(_Prefix(), 0))
+        return prefix, length if length >= _MIN_REUSED_TOKENS else 0
+
+    def _store_prefix(self, new_prefix: _Prefix, match: _Prefix, reused_tokens: int) -> None:
         """Store a prefix, in place of its match if they are of the same section. The oldest are dropped if needed."""
-        is_same_section = match.length > len(match.prefix.ids) / 2
-        old_prefixes = [prefix for prefix in self._prefixes if prefix is not match.prefix or not is_same_section]
+        is_same_section = reused_tokens > len(match.ids) / 2
+        old_prefixes = [prefix for prefix in self._prefixes if prefix is not match or not is_same_section]
         self._prefixes, total_bytes = [], 0
         for prefix in [new_prefix, *old_prefixes][:_MAX_PREFIXES]:
             total_bytes += prefix.nbytes
@@ -374,35 +362,30 @@ class _Engine:
                 self._prefixes.append(prefix)
 
     def _prefill(
-        self, prompts: Sequence[list[int]], match: _CommonPrefix, shared_tokens: int
+        self, prompts: Sequence[list[int]], shared_tokens: int, match: _Prefix, reused_tokens: int
     ) -> tuple[torch.Tensor, Any, torch.Tensor]:
         """Run the prompts: the new part of their common prefix as one row, then the rest as left-padded rows.
 
-        All prompts have their first `shared_tokens` in common; the match has the first of these.
+        All prompts have their first `shared_tokens` in common; the match has the first `reused_tokens` of these.
 
         Returns:
             The logits of the last token of every row, the cache, and the attention mask.
         """
-        torch, rows, reused_tokens = self._torch, len(prompts), match.length
-        cache: Any = match.prefix.make_cache(reused_tokens) if reused_tokens else None
+        torch, rows = self._torch, len(prompts)
+        cache: Any = match.make_cache(reused_tokens) if reused_tokens else None
         if shared_tokens > reused_tokens:
             head = torch.tensor([prompts[0][reused_tokens:shared_tokens]], device=self._device)
             cache = self._model(input_ids=head, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
         if rows > 1 and shared_tokens:
-            self._store_prefix(_Prefix.from_cache(prompts[0][:shared_tokens], cache), match)
+            self._store_prefix(_Prefix.from_cache(prompts[0][:shared_tokens], cache), match, reused_tokens)
             cache.batch_repeat_interleave(rows)
-        tails = [prompt[shared_tokens:] for prompt in prompts]
-        width = max(map(len, tails))
-        ids = torch.full((rows, width), self._padding_id, device=self._device)
-        mask = torch.ones((rows, shared_tokens + width), dtype=torch.long, device=self._device)
-        positions = torch.zeros((rows, width), dtype=torch.long, device=self._device)
-        for row, tail in enumerate(tails):
-            start = width - len(tail)
-            ids[row, start:] = torch.tensor(tail)
-            mask[row, shared_tokens : shared_tokens + start] = 0
-            positions[row, start:] = torch.arange(shared_tokens, shared_tokens + len(tail))
+        pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side="left")
+        tails = [torch.tensor(prompt[shared_tokens:], device=self._device) for prompt in prompts]
+        tail_mask = pad([torch.ones_like(tail) for tail in tails])
+        mask = torch.cat([tail_mask.new_ones(rows, shared_tokens), tail_mask], dim=1)
+        positions = (mask.cumsum(dim=1) - 1)[:, shared_tokens:].clamp(min=0)
         output = self._model(
-            input_ids=ids,
+            input_ids=pad(tails),
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
@@ -410,7 +393,7 @@ class _Engine:
             logits_to_keep=1,
         )
         if rows == 1:
-            self._store_prefix(_Prefix.from_cache(prompts[0], output.past_key_values), match)
+            self._store_prefix(_Prefix.from_cache(prompts[0], output.past_key_values), match, reused_tokens)
         return output.logits[:, -1], output.past_key_values, mask
 
     def _sample_tokens(self, logits: torch.Tensor, requests: Sequence[_Request]) -> torch.Tensor:
@@ -419,7 +402,7 @@ class _Engine:
         logprobs = logits.float().log_softmax(dim=-1)
         tokens = logprobs.argmax(dim=-1)
         for row, request in enumerate(requests):
-            if request.is_finished:
+            if request.finish_reason:
                 continue
             params = request.sampling
             if params.temperature > 0:
@@ -434,12 +417,14 @@ class _Engine:
                 row_logprobs = (row_logprobs / params.temperature).log_softmax(dim=-1)
             request.reply.append(token)
             request.logprobs.append(float(row_logprobs[token]))
-            request.has_stopped = token in self._eos_ids or self._has_stop_string(request)
-            request.is_finished = request.has_stopped or len(request.reply) >= params.max_tokens
+            if token in self._eos_ids or self._has_stop_string(request):
+                request.finish_reason = FinishReason.STOP
+            elif len(request.reply) >= params.max_tokens:
+                request.finish_reason = FinishReason.LENGTH
         return tokens
 
     def _has_stop_string(self, request: _Request) -> bool:
-        return bool(request.sampling.stop) and any(stop in self.decode(request.reply) for stop in request.sampling.stop)
+        return any(stop in self.decode(request.reply) for stop in request.sampling.stop)
 
 
 class _Prefix(NamedTuple):
@@ -466,23 +451,11 @@ class _Prefix(NamedTuple):
         """Size of the keys and values."""
         return sum(tensor.nbytes for pair in self.layers for tensor in pair)
 
-    def count_common_tokens(self, ids: Sequence[int]) -> int:
-        """Return the number of leading tokens that equal this prefix; 0 if they are too few to be useful."""
-        length = _count_common_tokens(self.ids, ids)
-        return length if self.layers and length >= _MIN_REUSED_TOKENS else 0
-
     def make_cache(self, length: int) -> Any:
         """Return a cache with the first `length` tokens."""
         from transformers import DynamicCache  # noqa: PLC0415  an optional dependency
 
         return DynamicCache([(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers])
-
-
-class _CommonPrefix(NamedTuple):
-    """A prefix, and the number of leading tokens that a prompt has in common with it."""
-
-    prefix: _Prefix
-    length: int
 
 
 def _count_common_tokens(a: Sequence[int], b: Sequence[int]) -> int:

@@ -72,11 +72,21 @@ class ModelInfo:
     """The number format, such as "float32"; empty if it is unknown, as for a server."""
 
 
-def find_model_info(name: str, root: str, window: int | None) -> ModelInfo:
-    """Return information from the model's name and origin (a folder on this machine, or a hub id)."""
+def find_model_info(name: str, root: str, window: int | None, tokenizer: Tokenizer | None = None) -> ModelInfo:
+    """Return information from the model's name and origin (a folder on this machine, or a hub id).
+
+    Without `tokenizer`, the tokenizer is loaded from the origin or by the name.
+    """
+    missing_extra = None
+    for spec in dict.fromkeys(filter(None, (root, name))):
+        try:
+            tokenizer = tokenizer or load_tokenizer(spec)
+        except MissingExtraError as error:
+            missing_extra = missing_extra or error
+        except MemAgentError:
+            continue
     folder = Path(root or name)
     is_local = folder.is_dir()
-    tokenizer, missing_extra = _find_tokenizer(name, root)
     return ModelInfo(
         context_window=window,
         tokenizer=tokenizer,
@@ -86,19 +96,6 @@ def find_model_info(name: str, root: str, window: int | None) -> ModelInfo:
         control_tokens=(tokenizer.special_tokens if tokenizer else frozenset()) | find_folder_markers(folder),
         knows_control_tokens=is_local and tokenizer is not None,
     )
-
-
-def _find_tokenizer(model: str, root: str) -> tuple[Tokenizer | None, MissingExtraError | None]:
-    """Return the tokenizer for the model's name or origin, or None and the error for a missing extra."""
-    missing_extra = None
-    for spec in dict.fromkeys(filter(None, (root, model))):
-        try:
-            return load_tokenizer(spec), None
-        except MissingExtraError as error:
-            missing_extra = missing_extra or error
-        except MemAgentError:
-            continue
-    return None, missing_extra
 
 
 _SAMPLE_BYTES: Final = 1 << 20

@@ -41,7 +41,6 @@ from memagent_graph.policies.server_errors import Server
 from memagent_graph.policies.server_url import (
     NO_KEY,
     extract_password,
-    make_basic_authorization,
     make_request_headers,
     remove_password,
     require_unused_header,
@@ -118,18 +117,13 @@ class OpenAICompatiblePolicy:
     ) -> None:
         url, query = split_query(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
-        if not (key.isascii() and key.isprintable()):
-            raise PolicyRequestError(
-                "the API key has characters that cannot be in a request",
-                hint="Does it contain a line break, or a typing error?",
-            )
         self.base_url = remove_password(url)
         self.max_concurrency = max_concurrency
         self.policy_version = policy_version
         self.model_list_error: PolicyError | None = None
         """The error if the server's list of models cannot be read or lacks this model."""
         self._model = model
-        self._headers = make_request_headers(make_basic_authorization(url), key, default_headers or {})
+        self._headers = make_request_headers(url, key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
         self._proxy = find_proxy(self.base_url) if proxy is None else proxy
         secrets = (
@@ -182,28 +176,20 @@ class OpenAICompatiblePolicy:
             with_token_ids = bool(sampling.logprobs) and _is_vllm(await self.find_served_model())
             if self._model is None:
                 await self.find_served_model()
-            completion, retries, schema = await self._complete_with_accepted_fields(prompt, sampling, with_token_ids)
-        unsupported_options = self._unsupported - {"max_tokens"}  # max_completion_tokens was sent in its place
-        notes = completion.notes + make_sampling_notes(sampling, unsupported_options)
-        if sampling.json_schema is not None and schema is None and _is_chat(prompt):
-            detail = "the server did not accept the JSON schema; decoding was not guided"
-            notes += ((EventKind.SCHEMA_REFUSED, detail),)
-        return replace(completion, retries=retries, notes=notes) if retries or notes else completion
+            return await self._complete_with_accepted_fields(prompt, sampling, with_token_ids)
 
     async def _complete_with_accepted_fields(
         self, prompt: Messages | TokenIds, sampling: SamplingParams, with_token_ids: bool
-    ) -> tuple[Completion, int, str | None]:
-        """Return a completion, the number of retries, and the schema that the server accepted.
-
-        Fields that the server refuses are left out from then on.
-        """
+    ) -> Completion:
+        """Return a completion. Fields that the server refuses are left out from then on."""
         refused_fields: set[str] = set()
-        requested_schema = sampling.json_schema if _is_chat(prompt) else None
+        requested_schema = schema = sampling.json_schema if _is_chat(prompt) else None
         while True:
-            schema = None if "response_format" in self._unsupported else requested_schema
+            if "response_format" in self._unsupported:
+                schema = None
             body = self._make_body(prompt, sampling, with_token_ids, schema)
             try:
-                return *await self._send(body, sampling), schema
+                completion, retries = await self._send(body, sampling)
             except PolicyRequestError as error:
                 field = find_refused_field(error.server_message, body.keys() - self._extra_body.keys())
                 if field is not None and field not in self._unsupported:
@@ -212,7 +198,7 @@ class OpenAICompatiblePolicy:
                     self._unsupported.add(field)
                 elif schema is not None:
                     # The server may have refused the schema. If not, the next request fails, too.
-                    requested_schema = None
+                    schema = None
                     log.info("%s does not accept the JSON schema: %s", self.base_url, error.message)
                 else:
                     self._unsupported -= refused_fields
@@ -220,6 +206,13 @@ class OpenAICompatiblePolicy:
                     if list_error and self.name in message and not is_length_error(message):
                         error.hint, error.served = f"{list_error.message}.", getattr(list_error, "served", "")
                     raise
+            else:
+                unsupported_options = self._unsupported - {"max_tokens"}  # max_completion_tokens was sent in its place
+                notes = completion.notes + make_sampling_notes(sampling, unsupported_options)
+                if schema != requested_schema:
+                    detail = "the server did not accept the JSON schema; decoding was not guided"
+                    notes += ((EventKind.SCHEMA_REFUSED, detail),)
+                return replace(completion, retries=retries, notes=notes) if retries or notes else completion
 
     async def _send(self, body: Mapping[str, Any], sampling: SamplingParams) -> tuple[Completion, int]:
         """Return the completion for the body of a request, and the number of retries."""
@@ -357,14 +350,13 @@ def _choose_model(models: Sequence[Mapping[str, Any]], name: str | None, server:
             base = next((base for base in base_models if base["id"] == model.get("parent")), {})
             return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
     names = [str(model["id"]) for model in models]
-    base_url, listed_names = (
-        server.base_url,
-        server.redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else "")),
-    )
+    listed_names = server.redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
     if name is None:
-        raise PolicyRequestError(f"{base_url} serves {listed_names or 'no model'}", hint="Choose one with --model.")
+        raise PolicyRequestError(
+            f"{server.base_url} serves {listed_names or 'no model'}", hint="Choose one with --model."
+        )
     error = PolicyRequestError(
-        f"{base_url} does not serve {name!r}; it serves {listed_names or 'nothing'}",
+        f"{server.base_url} does not serve {name!r}; it serves {listed_names or 'nothing'}",
         hint="Choose one of these with --model.",
     )
     error.served = listed_names if len(names) == 1 else "NAME"

@@ -78,7 +78,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         choices = [choice for choice in reply.get("choices") or () if choice]
         if not choices:
             if reply.get("error"):
-                raise GenerationFailedError(extract_server_message(content), content)
+                raise GenerationFailedError(extract_server_message(content))
             raise MalformedReplyError("it has no choices", content)
         choice = min(choices, key=lambda option: option["index"] if isinstance(option.get("index"), int) else 0)
         message = choice.get("message") or choice.get("delta")
@@ -96,7 +96,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     if reason is FinishReason.STOP and native_reason is not FinishReason.OTHER:
         reason = native_reason
     if reason is FinishReason.FAILED or choice.get("error") or reply.get("error"):
-        raise GenerationFailedError(str(choice.get("error") or reply.get("error") or raw_reason), content)
+        raise GenerationFailedError(str(choice.get("error") or reply.get("error") or raw_reason))
     has_reasoning = any(map(message.get, ("reasoning", "reasoning_content", "thinking", "content")))
     if text is None and reason is FinishReason.STOP and not (is_refusal or has_reasoning):
         raise MalformedReplyError("its text is null, without a reason", content)

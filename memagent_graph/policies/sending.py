@@ -17,7 +17,7 @@ from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -26,7 +26,6 @@ import httpx2
 from memagent_graph.errors import PolicyRequestError
 from memagent_graph.policies.api_variants import extract_server_message, is_retriable
 from memagent_graph.policies.server_errors import MalformedReplyError, OverlongReplyError, Server
-from memagent_graph.policies.server_url import parse_origin, remove_password
 
 T = TypeVar("T")
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -143,9 +142,7 @@ class Sender:
                     if reply.status < 300:
                         return decode(await read_body(reply, max_bytes)), retries
                     if reply.status in _REDIRECTS and "Location" in reply.headers and redirects < _MAX_REDIRECTS:
-                        target, is_same_server = _resolve_redirect(target, reply.headers["Location"])
-                        if not is_same_server:
-                            raise server.make_redirect_error(target, url)
+                        target = server.resolve_redirect(url, target, reply.headers["Location"])
                         redirects += 1
                         continue
                     message = extract_server_message(await read_error_body(reply))
@@ -213,16 +210,6 @@ async def read_error_body(reply: aiohttp.ClientResponse) -> bytes:
         return b""  # redaction would miss a key that was cut off
 
 
-def _resolve_redirect(url: str, location: str) -> tuple[str, bool]:
-    """Return the target of a redirect of `url`, and whether it is on the same server."""
-    target = location
-    with suppress(PolicyRequestError, ValueError):  # the location is not an address
-        target = urljoin(url, location)
-        if parse_origin(target) == parse_origin(url):
-            return remove_password(target), True
-    return target, False
-
-
 def _close_abandoned(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
     """Close a session that the user did not close. Otherwise aiohttp would print a long warning."""
     close_coroutine = session.close()
@@ -231,12 +218,10 @@ def _close_abandoned(session: aiohttp.ClientSession, loop: asyncio.AbstractEvent
         if asyncio._get_running_loop() is not loop:
             with suppress(Exception):
                 future.result(_MAX_PAUSE_SECONDS)
-    elif loop.is_closed():
+    else:
         # The connections ended with their event loop.
         with suppress(StopIteration):
             close_coroutine.send(None)
-    else:
-        close_coroutine.close()
 
 
 def _parse_retry_after(headers: Mapping[str, str]) -> float | None:

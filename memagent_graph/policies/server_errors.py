@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urljoin
 
 import aiohttp
 
@@ -18,12 +20,8 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
 )
 from memagent_graph.plain_text import format_count
-from memagent_graph.policies.api_variants import (
-    OPTIONAL_FIELDS,
-    find_refused_field,
-    is_length_error,
-    is_retriable,
-)
+from memagent_graph.policies.api_variants import OPTIONAL_FIELDS, find_refused_field, is_length_error, is_retriable
+from memagent_graph.policies.server_url import parse_origin, remove_password
 
 _MAX_SERVER_TEXT: Final = 500
 """Maximum characters of the server's text in an error message."""
@@ -34,10 +32,13 @@ class MalformedReplyError(Exception):
 
     Args:
         reason: the problem.
-        content: the part of the body to show.
+        content: the part of the body to show, if any.
     """
 
-    def __init__(self, reason: str, content: bytes = b"") -> None:
+    problem = "answered with something that is not a completion"
+    hint = "Is this an OpenAI-compatible API? --base-url usually ends in /v1."
+
+    def __init__(self, reason: str, content: bytes | None = None) -> None:
         super().__init__("the reply is malformed")  # not the arguments, which may contain a key
         self.reason = reason
         self.content = content
@@ -46,9 +47,15 @@ class MalformedReplyError(Exception):
 class GenerationFailedError(MalformedReplyError):
     """A reply in which the server reports that it failed during generation."""
 
+    problem = "still failed during a reply"
+    hint = "See the server's log, then resume."
+
 
 class OverlongReplyError(MalformedReplyError):
     """A reply that is too long. It is dropped."""
+
+    problem = "still sent a reply that is too long"
+    hint = "Does it respect max_tokens?"
 
 
 @dataclass(frozen=True)
@@ -74,34 +81,45 @@ class Server:
             timeout_text: the time-out for the reply, to be appended to the message.
         """
         if isinstance(error, MalformedReplyError):
-            return self._make_malformed_error(error)
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            return self._make_unreachable_error(f"none within {self.connect_timeout:g} s")
-        if isinstance(error, TimeoutError):
-            return PolicyUnreachableError(
-                f"{self.base_url} did not answer in time{timeout_text}",
-                hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
+            detail = self.redact(error.reason)[:_MAX_SERVER_TEXT]
+            if error.content is not None:
+                detail = f"{self.redact(error.content.decode(errors='replace'))[:200]!r} ({detail})"
+            return PolicyResponseError(
+                f"{self.base_url} {error.problem}{self._after_retries}: {detail}", hint=error.hint
             )
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        is_refused = isinstance(cause, ConnectionRefusedError)  # its message depends on the system
-        return self._make_unreachable_error("All connection attempts failed" if is_refused else str(cause))
-
-    def _make_unreachable_error(self, reason: str) -> PolicyUnreachableError:
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            reason = f"none within {self.connect_timeout:g} s"
+        elif isinstance(error, TimeoutError):
+            return PolicyUnreachableError(
+                f"{self.base_url} did not answer in time{timeout_text}",
+                hint="Is it overloaded? Raise --timeout, or lower --concurrency.",
+            )
+        elif isinstance(cause, ConnectionRefusedError):  # its message depends on the system
+            reason = "All connection attempts failed"
+        else:
+            reason = self.redact(str(cause))
         return PolicyUnreachableError(
-            f"no connection to {self.base_url}: {self.redact(reason)}",
-            hint="Is the server running? Check --base-url.",
+            f"no connection to {self.base_url}: {reason}", hint="Is the server running? Check --base-url."
         )
 
-    def make_redirect_error(self, target: str, url: str) -> PolicyResponseError:
-        """Return the error for a redirect of `url` to another server.
+    def resolve_redirect(self, url: str, target: str, location: str) -> str:
+        """Return the address to which `target` redirects; earlier redirects of `url` led to `target`.
 
-        The user did not name that server, so it must not get the prompt. The hint has the target as base URL.
+        Raises:
+            PolicyResponseError: it is on another server. The user did not name that server, so it must not get the
+                prompt. The hint has its base URL.
         """
-        address = self.redact(re.split(r"[?#]", re.sub("//.*@", "//", target))[0])
+        new_target = location
+        with suppress(PolicyRequestError, ValueError):  # the location is not an address
+            new_target = urljoin(target, location)
+            if parse_origin(new_target) == parse_origin(self.base_url):
+                return remove_password(new_target)
+        address = self.redact(re.split(r"[?#]", re.sub("//.*@", "//", new_target))[0])
         base = address.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
-        return PolicyResponseError(
+        raise PolicyResponseError(
             f"{self.base_url} redirects to another server, {address}; the request was not sent there",
             hint=f"If that is the server you mean, name it: --base-url {base}",
         )
@@ -145,25 +163,6 @@ class Server:
         error = PolicyRequestError(f"{address} refused the request ({status}): {excerpt}", hint=hint)
         error.server_message = full_message
         return error
-
-    def _make_malformed_error(self, error: MalformedReplyError) -> PolicyResponseError:
-        if isinstance(error, OverlongReplyError):
-            return PolicyResponseError(
-                f"{self.base_url} still sent a reply that is too long{self._after_retries}: {error.reason}",
-                hint="Does it respect max_tokens?",
-            )
-        reason = self.redact(error.reason)
-        if isinstance(error, GenerationFailedError):
-            return PolicyResponseError(
-                f"{self.base_url} still failed during a reply{self._after_retries}: {reason[:_MAX_SERVER_TEXT]}",
-                hint="See the server's log, then resume.",
-            )
-        excerpt = self.redact(error.content.decode(errors="replace"))[:200]
-        return PolicyResponseError(
-            f"{self.base_url} answered with something that is not a completion{self._after_retries}: {excerpt!r} "
-            f"({reason})",
-            hint="Is this an OpenAI-compatible API? --base-url usually ends in /v1.",
-        )
 
     @property
     def _after_retries(self) -> str:

@@ -43,14 +43,6 @@ def extract_password(url: str) -> str:
     return unquote(_split_url(url).password or "")
 
 
-def make_basic_authorization(url: str) -> str | None:
-    """Return the Authorization header for user name and password in the address; None if there are none."""
-    parts = _split_url(url)
-    if parts.username is None:
-        return None
-    return f"Basic {b64encode(f'{unquote(parts.username)}:{extract_password(url)}'.encode()).decode()}"
-
-
 def parse_origin(url: str) -> tuple[str, str, int]:
     """Return scheme, host and port. Addresses of the same server have the same origin.
 
@@ -79,13 +71,20 @@ def _split_url(url: str) -> SplitResult:
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
-def make_request_headers(authorization: str | None, key: str, custom_headers: Mapping[str, str]) -> dict[str, str]:
+def make_request_headers(url: str, key: str, custom_headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of every request.
 
-    OpenAI's organisation and project come from the environment, and are sent only together with a key.
+    User name and password in the address take the key's place. OpenAI's organisation and project come from the
+    environment, and are sent only together with a key.
+
+    Raises:
+        PolicyRequestError: the key or a custom header cannot be sent.
     """
+    _require_printable("the API key", key)
+    user = _split_url(url).username
+    credentials = f"{unquote(user or '')}:{extract_password(url)}".encode()
     headers = {
-        "Authorization": authorization or f"Bearer {key or NO_KEY}",
+        "Authorization": f"Bearer {key or NO_KEY}" if user is None else f"Basic {b64encode(credentials).decode()}",
         "Accept": "application/json",
         "Content-Type": "application/json",
         "User-Agent": "memagent-graph",
@@ -105,9 +104,13 @@ def make_request_headers(authorization: str | None, key: str, custom_headers: Ma
 def _require_valid_header(name: str, value: str) -> None:
     if not _HEADER_NAME.fullmatch(name):
         raise PolicyRequestError(f"{name!r} is not the name of a header", hint='Use one such as "X-Session-Id".')
+    _require_printable(f"the header {name}", value)
+
+
+def _require_printable(subject: str, value: str) -> None:
     if not (value.isascii() and value.isprintable()):
         raise PolicyRequestError(
-            f"the header {name} has characters that cannot be in a request",
+            f"{subject} has characters that cannot be in a request",
             hint="Does it contain a line break, or a typing error?",
         )
 

@@ -19,7 +19,7 @@ from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.chunking import Chunker
 from memagent_graph.errors import RunLogError
 from memagent_graph.events import StopReason
-from memagent_graph.reading.state import Counters, Limits, ReaderContext
+from memagent_graph.reading.state import Counters, ReaderContext
 from memagent_graph.run_log.log import RunLog, make_log_error
 from memagent_graph.run_log.records import Conversation
 
@@ -212,8 +212,9 @@ class Execution:
     _chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)
     """By document and chunk size."""
 
-    def find_reached_limit(self, limits: Limits) -> StopReason | None:
+    def find_reached_limit(self) -> StopReason | None:
         """Return the first limit that is reached; None if there is none."""
+        limits = self.context.limits
         if limits.max_chunks is not None and self.chunk_count >= limits.max_chunks:
             return StopReason.MAX_CHUNKS
         if limits.max_tokens_total is not None and self.token_count >= limits.max_tokens_total:

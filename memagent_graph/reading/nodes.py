@@ -29,9 +29,6 @@ from memagent_graph.reading.langgraph_internals import CHECKPOINTER, get_config_
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.reading.tracing import get_trace_ids, observe_policy
 
-STREAM_TYPES = {Writes.MEMORY: "memory_update", Writes.DECISION: "decision", Writes.ANSWER: "answer"}
-"""The `type` of a call in custom streams, without the prefix "memagent."."""
-
 
 @dataclass(frozen=True)
 class StepNode(Runnable[Any, Change]):
@@ -39,7 +36,7 @@ class StepNode(Runnable[Any, Change]):
 
     node: str
     step: Step
-    channels: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    channels: Mapping[str, Any] = field(repr=False)
     """The channels of the strategy's state. A change of another key is refused. Filled while the graph is wired."""
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
@@ -54,15 +51,12 @@ class StepNode(Runnable[Any, Change]):
         execution = runtime.context
         trunk, branches = nullcontext(execution.processor_turn), execution.branches
         async with branches.run_branch(execution.context.concurrency) if state.get("branch") else trunk as turn:
-            change, calls = await self._run_step(state, execution, config, turn)
-        _stream_calls(change, calls, state, runtime.stream_writer)
-        return change
+            return await self._run_step(state, runtime, config, turn)
 
     async def _run_step(
-        self, state: Any, execution: Execution, config: RunnableConfig | None, turn: ProcessorTurn
-    ) -> tuple[Change, Sequence[Call]]:
-        """Run the step; return its change and its calls of the policy."""
-        recording, context = execution.recording, execution.context
+        self, state: Any, runtime: Runtime[Execution], config: RunnableConfig | None, turn: ProcessorTurn
+    ) -> Change:
+        execution, recording, context = runtime.context, runtime.context.recording, runtime.context.context
         trace = {} if recording is None else get_trace_ids(config)
         step = StepContext(state, observe_policy(context, config), execution, self.node, turn, trace)
         start_time = asyncio.get_running_loop().time()
@@ -92,7 +86,8 @@ class StepNode(Runnable[Any, Change]):
         if context.uses_previous_calls:
             execution.calls += unpack_calls(change.get("steps", ()), change)
         execution.chunk_count += step.chunk_count
-        return change, step.calls
+        _stream_calls(change, step.calls, state, runtime.stream_writer)
+        return change
 
     def _require_channels(self, change: Mapping[str, Any]) -> None:
         if unknown := [key for key in change if key not in self.channels]:
@@ -109,11 +104,9 @@ class LoopNode(StepNode):
     The result is the same as with supersteps.
     """
 
-    first_node: StepNode = field(kw_only=True)
-    first_route: Route = field(kw_only=True)
-    """The route of the first node."""
-    own_route: Route | None = field(kw_only=True)
-    """The route of this node, if it may leave the loop."""
+    first_node: StepNode
+    routes: Mapping[str, Route] = field(repr=False)
+    """The conditional edges, by their start node. Filled while the graph is wired."""
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(Execution)
@@ -125,18 +118,17 @@ class LoopNode(StepNode):
         if context.on_hidden_update is None or is_observed:  # checkpoints or callbacks need the supersteps
             return change
         state, total_change = dict(input), dict[str, Any]()
+        first_route, own_route = self.routes[self.first_node.node], self.routes.get(self.node)
         while True:
             self._merge(change, state, total_change)
-            if execution.find_reached_limit(context.limits):
-                return total_change
-            if self.own_route and self.own_route(state) != self.first_node.node:
+            if execution.find_reached_limit() or (own_route and own_route(state) != self.first_node.node):
                 return total_change
             try:
                 first_change = await self.first_node.run(state, runtime, config)
             except MemAgentError:
                 return total_change  # the graph runs this step again, and fails with it
             self._merge(first_change, state)
-            if self.first_route(state) != self.node:
+            if first_route(state) != self.node:
                 return total_change  # the graph runs this step again, and follows its route
             context.on_hidden_update({**change, "memory": state.get("memory", "")})
             # Let other tasks run, as between supersteps, even if the policy never waits.
@@ -179,35 +171,28 @@ def _stream_calls(change: Change, calls: Sequence[Call], state: Any, write: Call
     memory, run_id = state.get("memory", ""), state.get("run_id")
     for record, call in zip(change.get("steps", ()), calls, strict=True):
         is_answer = call.writes is Writes.ANSWER
+        progress = 1.0 if is_answer or state.get("earlier_chunks") else None
+        if progress is None and (size := state["document"]["size"]) and call.reads:
+            progress = min(1.0, call.extent_values["end_byte"] / size)
         write(
             {
-                "type": f"memagent.{STREAM_TYPES[call.writes]}",
+                "type": "memagent.memory_update" if call.writes is Writes.MEMORY else f"memagent.{call.writes.value}",
                 "run_id": run_id,
                 "question": state["question"],
                 "step": record,
-                **_stream_values(call, state),
+                "chunk_index": call.chunk_index,
+                **call.extent_values,
+                "prompt_tokens": call.usage.prompt_tokens,
+                "completion_tokens": call.usage.completion_tokens,
+                "finish_reason": call.completion.finish_reason.value,
+                "model": call.completion.model,
+                "progress": progress,
                 "memory": memory if is_answer else call.text,
                 "answer": change.get("answer") if is_answer else None,
             }
         )
     if (reason := change.get("stop_reason")) and StopReason(reason).resumable:
         write({"type": "memagent.stopped", "run_id": run_id, "stop_reason": reason, "memory": memory, "answer": None})
-
-
-def _stream_values(call: Call, state: Any) -> dict[str, Any]:
-    """Return the position, cost and progress of a call, for streams."""
-    progress = 1.0 if call.writes is Writes.ANSWER or state.get("earlier_chunks") else None
-    if progress is None and (size := state["document"]["size"]) and call.reads:
-        progress = min(1.0, call.extent_values["end_byte"] / size)
-    return {
-        "chunk_index": call.chunk_index,
-        **call.extent_values,
-        "prompt_tokens": call.usage.prompt_tokens,
-        "completion_tokens": call.usage.completion_tokens,
-        "finish_reason": call.completion.finish_reason.value,
-        "model": call.completion.model,
-        "progress": progress,
-    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memagent_graph.calls import Call, Writes
 from memagent_graph.errors import PromptCutError
@@ -23,6 +23,9 @@ from memagent_graph.reasoning import extract_reply
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
 from memagent_graph.run_log import Conversation, Outcome
 from memagent_graph.words import find_invented_word
+
+if TYPE_CHECKING:
+    from memagent_graph.response_format import ResponseFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +47,6 @@ class Reply:
     def call_id(self) -> str:
         """The call's id in the trace. Later calls have it in their `parents`."""
         return self.call.id
-
-
-@dataclass(frozen=True, slots=True)
-class _AttemptCost:
-    start_time: float
-    """Seconds since the epoch."""
-    seconds: float
-    usage: TokenUsage
 
 
 class PolicyRequest:
@@ -82,15 +77,13 @@ class PolicyRequest:
         self._role, self._call = role, call
         self._previous_memory, self._continues_branch = previous_memory, continues_branch
         prompt = question or step.state["question"]
-        if self._context.structure is not None:
-            fields = {"schema": self._context.schema, **fields}
-            if question is None and role.writes is not Writes.ANSWER:
-                prompt = self._context.format_question(prompt)
+        if question is None and role.writes is not Writes.ANSWER:
+            prompt = self._context.format_question(prompt)
+        fields = {"schema": self._context.schema, **fields}
         self._messages: Messages = self._context.prompts.messages(role.name, prompt, **fields)
         self._chunk_index = step.chunk_index = call.reads[0].index if call.reads else None
         self._max_tokens = role.count_reply_tokens(step.context.budget)
         self._attempt_count = self._logged_event_count = 0
-        self._newest_attempt = _AttemptCost(0.0, 0.0, TokenUsage(0, 0))
         self._start_time = time.perf_counter()
         self._format_error: str | None = None
         self._events: list[ReadEvent] = []
@@ -137,60 +130,53 @@ class PolicyRequest:
                 if rule is UpdateRule.RETRY and remaining:
                     self._add_event(failure.kind, failure.detail, rule)
                     self._add_event(EventKind.RESAMPLED, f"{remaining} more tries")
-                    self._log_attempt(completion, Outcome.DISCARDED)
+                    self._log_attempt(Outcome.DISCARDED)
                     continue
                 parsed = self._parse(self._truncate(text)) if rule is UpdateRule.ACCEPT else None
                 if not isinstance(parsed, ParsedReply) or parsed.text is None:
                     parsed, rule = None, UpdateRule.KEEP_PREVIOUS
                 self._add_event(failure.kind, failure.detail, rule)
             if parsed is None or parsed.text is None:
-                self._log_attempt(completion, Outcome.KEPT_PREVIOUS, self._logged_previous_memory)
-                previous_memory = self._previous_memory if self._role.writes is Writes.MEMORY else ""
-                return previous_memory, parsed.value if parsed else None
-            self._log_attempt(completion, Outcome.ACCEPTED, parsed.text)
+                memory = self._previous_memory if self._role.writes is Writes.MEMORY else None
+                # If the only parent is the branch's newest call, the log has the memory there.
+                self._log_attempt(Outcome.KEPT_PREVIOUS, None if self._continues_branch else memory)
+                return memory or "", parsed.value if parsed else None
+            self._log_attempt(Outcome.ACCEPTED, parsed.text)
             return parsed.text, parsed.value
         raise AssertionError("the last attempt always returns")
-
-    @property
-    def _logged_previous_memory(self) -> str | None:
-        """The previous memory, for the log; None if the log has it at the only parent."""
-        return None if self._continues_branch or self._role.writes is not Writes.MEMORY else self._previous_memory
 
     async def _request_answer(self) -> tuple[str, str | None]:
         """Return the answer completion without its reasoning, and the answer in it.
 
         Both are empty if the policy writes nothing or refuses in all attempts. A structured answer is JSON.
         """
-        extract = self._context.prompts.extract_answer
+        extract, response_format = self._context.prompts.extract_answer, self._context.response_format
         for remaining in range(self._context.rules.retries, -1, -1):
             completion = await self._request_completion()
             text = extract_reply(completion.text).strip()
             if completion.finish_reason is FinishReason.REFUSED:
                 self._add_event(EventKind.REFUSED, "the policy refused to answer")
-                self._log_attempt(completion, Outcome.ACCEPTED)
+                self._log_attempt(Outcome.ACCEPTED)
                 return "", extract("")
             if completion.finish_reason is FinishReason.LENGTH:
                 self._add_event(EventKind.TRUNCATED, f"the answer was cut at {self._max_tokens} tokens")
             if text:
-                extracted = self._parse_structured_answer(text) if self._context.structure else extract(text)
+                extracted = self._parse_structured(response_format, text) if response_format else extract(text)
                 if extracted is None:
                     self._add_event(EventKind.UNBOXED_ANSWER, "the completion has no \\boxed{...}; it was taken whole")
                     extracted = text
-                self._log_attempt(completion, Outcome.ACCEPTED)
+                self._log_attempt(Outcome.ACCEPTED)
                 return text, extracted
             self._add_event(EventKind.EMPTY, "the policy wrote no answer")
             if remaining:
                 self._add_event(EventKind.RESAMPLED, f"{remaining} more tries")
-            self._log_attempt(completion, Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
+            self._log_attempt(Outcome.DISCARDED if remaining else Outcome.ACCEPTED)
         return "", extract("")
 
-    def _parse_structured_answer(self, text: str) -> str:
+    def _parse_structured(self, response_format: ResponseFormat, text: str) -> str:
         """Return the JSON in an answer; if it does not match the schema, add an event and return the whole text."""
-        from memagent_graph.response_format import StructuredAnswer  # noqa: PLC0415  only structured reads need it
-
-        assert self._context.structure is not None  # noqa: S101
-        answer_or_error = self._context.structure.format.parse(text)
-        if isinstance(answer_or_error, StructuredAnswer):
+        answer_or_error = response_format.parse(text)
+        if not isinstance(answer_or_error, str):
             return answer_or_error.text
         self._format_error = answer_or_error
         self._add_event(EventKind.INVALID_ANSWER, answer_or_error)
@@ -199,12 +185,20 @@ class PolicyRequest:
     async def _request_completion(self) -> Completion:
         """Request one completion, and count it."""
         context, turn = self._context, self._step.processor_turn
+        response_format = context.response_format if self._role.writes is Writes.ANSWER else None
+        seed = context.sampling.seed
+        self._sampling = replace(
+            context.sampling,
+            max_tokens=self._max_tokens,
+            seed=None if seed is None else seed + self._attempt_count,  # the same seed would give the same reply
+            json_schema=response_format.server_schema if response_format else None,
+            session=self._step.state["document"]["key"],
+        )
         turn.end()
-        start_time, timer_start = time.time(), time.perf_counter()
-        completion = await context.policy.complete(self._messages, self._choose_sampling(self._attempt_count))
-        seconds = time.perf_counter() - timer_start
-        usage = completion.count_tokens(self._messages, context.tokenizer.count)
-        self._newest_attempt = _AttemptCost(start_time, seconds, usage)
+        self._attempt_start, timer_start = time.time(), time.perf_counter()
+        completion = await context.policy.complete(self._messages, self._sampling)
+        self._attempt_seconds = time.perf_counter() - timer_start
+        self._usage = usage = completion.count_tokens(self._messages, context.tokenizer.count)
         await turn.begin()
         ids, logprobs = completion.token_ids, completion.logprobs
         missing_field = "token ids" if ids is None else "log-probs" if logprobs is None else ""
@@ -260,12 +254,6 @@ class PolicyRequest:
             )
         self._add_event(EventKind.PROMPT_CUT, detail)
 
-    def _choose_sampling(self, attempt: int) -> SamplingParams:
-        """Return the sampling of an attempt. The seed changes, because the same seed would give the same reply."""
-        structure = self._context.structure if self._role.writes is Writes.ANSWER else None
-        schema, session = structure.format.server_schema if structure else None, self._step.state["document"]["key"]
-        return _make_attempt_sampling(self._context.sampling, self._max_tokens, attempt, schema, session)
-
     def _validate(self, completion: Completion, text: str) -> ParsedReply | ParseFailure:
         """Return the parsed reply, or the first problem with it."""
         output = "memory" if self._role.writes is Writes.MEMORY else self._role.name
@@ -296,13 +284,13 @@ class PolicyRequest:
     def _truncate(self, text: str) -> str:
         return self._context.truncate(text, self._max_tokens)
 
-    def _log_attempt(self, completion: Completion, outcome: Outcome, memory: str | None = None) -> None:
+    def _log_attempt(self, outcome: Outcome, memory: str | None = None) -> None:
         """Log the newest attempt, with the events since the previous one."""
         context, call, state, recording = self._context, self._call, self._step.state, self._step.execution.recording
         if recording is None or recording.failure is not None:
             return
         recording.begin(self._step)
-        cost = self._newest_attempt
+        completion, usage = call.completion, self._usage
         events = self._events[self._logged_event_count :]
         self._logged_event_count = len(self._events)
         is_reply_unchanged = outcome is not Outcome.KEPT_PREVIOUS and memory == completion.text.strip()
@@ -318,16 +306,16 @@ class PolicyRequest:
                 call_id=call.id,
                 attempt=self._attempt_count - 1,
                 outcome=outcome,
-                began=cost.start_time,
-                seconds=cost.seconds,
+                began=self._attempt_start,
+                seconds=self._attempt_seconds,
                 policy=completion.model,
                 **completion.origin,
                 tokenizer=context.tokenizer.fingerprint,
                 template=context.prompts.fingerprint,
-                sampling=_describe_sampling(self._choose_sampling(self._attempt_count - 1)),
-                prompt_tokens=cost.usage.prompt_tokens,
-                completion_tokens=cost.usage.completion_tokens,
-                cached_tokens=cost.usage.cached_tokens,
+                sampling=_describe_sampling(self._sampling),
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
                 finish_reason=completion.finish_reason.value,
                 text=completion.text,
                 memory=None if is_reply_unchanged else memory,
@@ -341,14 +329,6 @@ class PolicyRequest:
             ),
             [message["content"] for message in self._messages],
         )
-
-
-@lru_cache
-def _make_attempt_sampling(
-    sampling: SamplingParams, max_tokens: int, attempt: int, json_schema: str | None, session: str
-) -> SamplingParams:
-    seed = None if sampling.seed is None else sampling.seed + attempt
-    return replace(sampling, max_tokens=max_tokens, seed=seed, json_schema=json_schema, session=session)
 
 
 @lru_cache

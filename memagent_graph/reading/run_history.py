@@ -53,7 +53,7 @@ class UpdateCollector:
 def make_result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
     """Return a run's result from its last state. After an early stop, its memory combines those of all branches."""
     context, stop_reason = graph.reader_context, StopReason(state["stop_reason"])
-    response_format = context.structure.format if context.structure else None
+    response_format = context.response_format
     return ReadResult(
         run_id=state["run_id"],
         question=state["question"],

@@ -63,17 +63,6 @@ def merge_entries(entries: dict[str, Any], new: dict[str, Any]) -> dict[str, Any
     return {name: value for name, value in {**entries, **new}.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """The structure of a read's answer; `memagent_graph.reading.structured` creates it."""
-
-    format: ResponseFormat
-    """The response format of the answer."""
-    outline: str
-    """The answer's fields in words. Memory prompts show them after the question, because they do not show the schema.
-    Empty if there is no room for them, or if the policy understands only its own prompts."""
-
-
 class ReaderInput(TypedDict):
     """The graph's input. `document` may be any source that `Document.of` takes; it is stored first."""
 
@@ -222,8 +211,11 @@ class ReaderContext:
     """The run's calls before this invocation; None if they are only in its log."""
     barrier: Barrier | None = field(default=None, repr=False)
     """Keeps this read at the same chunk as others of the same document."""
-    structure: Structure | None = None
-    """The structure of the answer, if it has one."""
+    response_format: ResponseFormat | None = None
+    """The form of a structured answer; `memagent_graph.reading.structured` sets it."""
+    outline: str = ""
+    """The answer's fields in words. Memory prompts show them after the question, because they do not show the schema.
+    Empty if there is no room for them, or if the policy understands only its own prompts."""
     may_shrink: bool = False
     """Whether `chunk_tokens` is a default, so that a strategy with longer prompts may use shorter chunks."""
 
@@ -238,14 +230,14 @@ class ReaderContext:
                 self.tokenizer.fingerprint,
                 self.prompts.fingerprint,
                 f"{budget.chunk_tokens}/{budget.memory_tokens}/{self.boundary}",
-                *((f"{SCHEMA_PREFIX}{self.structure.format.fingerprint}",) if self.structure else ()),
+                *((f"{SCHEMA_PREFIX}{self.response_format.fingerprint}",) if self.response_format else ()),
             )
         )
 
     @property
     def schema(self) -> str:
         """The schema of a structured answer, as prompts show it; empty if the answer is not structured."""
-        return self.structure.format.text if self.structure else ""
+        return self.response_format.text if self.response_format else ""
 
     def count_shown_tokens(self, text: str) -> int:
         """Return the number of a text's tokens in a prompt, where parts of it may be escaped."""
@@ -269,8 +261,7 @@ class ReaderContext:
 
     def format_question(self, question: str) -> str:
         """Return the question for memory prompts. For a structured answer, the answer's fields follow it."""
-        outline = self.structure.outline if self.structure else ""
-        return f"{question}\n\n{outline}" if outline else question
+        return f"{question}\n\n{self.outline}" if self.outline else question
 
 
 def new_run_id() -> str:

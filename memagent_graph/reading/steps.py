@@ -18,7 +18,7 @@ from langgraph.types import Send
 from memagent_graph.calls import Call, Span
 from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
-from memagent_graph.events import EventKind, ReadEvent, StopReason
+from memagent_graph.events import ReadEvent, StopReason
 from memagent_graph.reading.execution import Execution, StepExecution
 from memagent_graph.reading.policy_request import PolicyRequest, Reply
 from memagent_graph.reading.state import ReaderContext, ReaderState, SequentialState, add_cost
@@ -135,7 +135,7 @@ class StepContext(StepExecution):
         parents: Iterable[str] | None = None,
         slot: int | None = None,
         question: str | None = None,
-        note: tuple[EventKind, str] | None = None,
+        events: Sequence[ReadEvent] = (),
         **fields: str,
     ) -> Reply:
         """Call the policy in a role, apply the reader's rules to the reply, and log the call.
@@ -151,7 +151,7 @@ class StepContext(StepExecution):
             slot: a unique index among the branch's calls of the role. The default is the index of the first chunk in
                 `reads`, or 0.
             question: the text of {prompt}, by default the run's question.
-            note: an event for the call, with its detail.
+            events: events of the call that happened before it.
             fields: further fields of the role's template.
 
         Raises:
@@ -169,31 +169,28 @@ class StepContext(StepExecution):
             parents = (tip,) if tip else ()
         if slot is None:
             slot = reads[0].index if reads else 0
-        call_fields = new_call_id(), self.node, self.branch, role.name, slot, role.writes
-        call = Call(*call_fields, reads=(*reads,), parents=(*parents,))
-        if note is not None:
-            chunk = reads[0].index if reads else None
-            call = replace(call, events=(ReadEvent(note[0], chunk, note[1]),))
+        call_id = secrets.token_hex(12)  # unique across processes, also forked ones
+        place = self.node, self.branch, role.name, slot, role.writes
+        call = Call(call_id, *place, reads=(*reads,), parents=(*parents,), events=(*events,))
         request = PolicyRequest(self, role, call, fields, previous, question, continues_branch=continues_branch)
         reply = await request.request_reply()
-        return await self._repair(reply, role, fields, slot, question) if reply.format_error else reply
+        if reply.format_error is None or role is REPAIR:
+            return reply
+        return await self._repair(reply, fields.get("memory", ""), slot, question)
 
-    async def _repair(
-        self, reply: Reply, role: Role, fields: Mapping[str, str], slot: int, question: str | None
-    ) -> Reply:
+    async def _repair(self, reply: Reply, memory: str, slot: int, question: str | None) -> Reply:
         """Ask for repairs until a reply matches the schema; return that reply, or else the last one."""
         context, tries = self.context, self.context.rules.retries
         for attempt in range(tries if REPAIR.name in context.prompts.templates else 0):
-            repair_fields = {
-                "memory": fields.get("memory", ""),
-                "reply": context.truncate(reply.value or "", context.budget.answer_tokens),
-                "error": context.truncate(reply.format_error or "", ERROR_TOKENS),
-            }
-            call_fields = self.node, self.branch, REPAIR.name, slot * tries + attempt, REPAIR.writes
-            call = Call(new_call_id(), *call_fields, parents=(reply.call_id,))
-            repaired_reply = await PolicyRequest(
-                self, REPAIR, call, repair_fields, "", question, continues_branch=True
-            ).request_reply()
+            repaired_reply = await self.ask(
+                REPAIR,
+                parents=(reply.call_id,),
+                slot=slot * tries + attempt,
+                question=question,
+                memory=memory,
+                reply=context.truncate(reply.value or "", context.budget.answer_tokens),
+                error=context.truncate(reply.format_error or "", ERROR_TOKENS),
+            )
             reply = repaired_reply if repaired_reply.text else replace(reply, call=repaired_reply.call)
             if not reply.format_error:
                 break
@@ -220,7 +217,7 @@ class StepContext(StepExecution):
 
     def stop_if_limit_reached(self) -> Change | None:
         """Return the change that stops the run if a limit is reached. The run can be resumed."""
-        reason = self.execution.find_reached_limit(self.context.limits)
+        reason = self.execution.find_reached_limit()
         return None if reason is None else {"stop_reason": reason.value}
 
     def count_chunks_left(self, limit: int) -> int:
@@ -232,11 +229,6 @@ class StepContext(StepExecution):
         """Log that the run ended with an error. Use it if resuming the run would lead to the same error."""
         if recording := self.execution.recording:
             recording.end(self.state["run_id"], reason, None)
-
-
-def new_call_id() -> str:
-    """Return an id for a call. It is unique across processes, including forked processes."""
-    return secrets.token_hex(12)
 
 
 def branch(node: str, state: Any, name: str, **values: Any) -> Send:
@@ -299,19 +291,9 @@ async def read_with_memory(role: Role, state: Mapping[str, Any], step: StepConte
 
 
 async def answer(state: ReaderState, step: StepContext) -> Change:
-    """Ask for the answer from the trunk's memory alone."""
-    return await answer_from(state.get("memory") or "", step)
-
-
-async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | None = None) -> Change:
-    """Ask for the answer from a memory, and end the run with it.
-
-    Args:
-        memory: the memory.
-        step: the step that asks.
-        parents: the calls that wrote the memory, by default the newest call of the trunk.
-    """
-    return end_with_answer(await step.ask(ANSWER, memory=memory, parents=parents), memory, step)
+    """Ask for the answer from the trunk's memory alone, and end the run with it."""
+    memory = state.get("memory") or ""
+    return end_with_answer(await step.ask(ANSWER, memory=memory), memory, step)
 
 
 def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:
@@ -341,22 +323,17 @@ def get_chosen_chunk(state: Mapping[str, Any]) -> Span:
     return Span(**span)
 
 
-def route_after_read_chunk(
-    read_node: str,
-    choose_last_node: Callable[[Any], str] = lambda state: "answer",
-    choose_detour: Callable[[Any], str | None] = lambda state: None,
-) -> Route:
-    """Return the route after `read_chunk`: the node that reads the chunk, or the end at a limit.
+def route_after_read_chunk(read_node: str, choose_other: Callable[[Any], str | None] = lambda state: None) -> Route:
+    """Return the route after `read_chunk`: the node that reads the chunk, "answer" after the last, or END at a limit.
 
     Args:
         read_node: the node that reads the chosen chunk.
-        choose_last_node: a function of the state that names the node after the last chunk.
-        choose_detour: a function of the state that names a node to run first, if any. It is not called at a limit.
+        choose_other: a function of the state that names another node, if any. It is not called at a limit.
     """
 
     def route(state: SequentialState) -> str:
         if state.get("stop_reason"):
             return END
-        return choose_detour(state) or (choose_last_node(state) if state.get("span") is None else read_node)
+        return choose_other(state) or ("answer" if state.get("span") is None else read_node)
 
     return route

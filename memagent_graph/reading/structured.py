@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memagent_graph.errors import RunMismatchError
 from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate, read_template
-from memagent_graph.reading.state import SCHEMA_PREFIX, ReaderContext, Structure
+from memagent_graph.reading.state import SCHEMA_PREFIX, ReaderContext
 from memagent_graph.roles import ANSWER, REPAIR, complete_prompts, read_answer_instructions, require_room
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
         outline = _choose_outline(response_format, context)
     entry = {"name": response_format.name, "schema": response_format.schema, "outline": outline}
     log_settings = {**context.log_settings, _LOG_KEY: entry}
-    return replace(context, prompts=prompts, structure=Structure(response_format, outline), log_settings=log_settings)
+    return replace(
+        context, prompts=prompts, response_format=response_format, outline=outline, log_settings=log_settings
+    )
 
 
 def load_format_for_resume(

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
-from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+from langchain_core.messages import AIMessage, convert_to_messages
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import RunnableConfig
@@ -85,7 +85,15 @@ class ObservedPolicy:
 
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
         """Return one completion. Errors come from the policy."""
+        messages: Any = prompt  # a reader's prompts are never token ids
         with_texts = bool((self.config.get("metadata") or {}).get(TRACE_TEXTS))
+        shown_messages = convert_to_messages(
+            (
+                message["role"],
+                message["content"] if with_texts else f"({len(message['content']):,} characters, kept out of traces)",
+            )
+            for message in messages
+        )
         manager = AsyncCallbackManager.configure(
             inheritable_callbacks=self.config.get("callbacks"),
             local_tags=[NOT_STREAMED],
@@ -93,10 +101,7 @@ class ObservedPolicy:
         )
         settings = {"model": self.name, "max_tokens": sampling.max_tokens, "temperature": sampling.temperature}
         (run,) = await manager.on_chat_model_start(
-            {},
-            [_make_handler_messages(prompt, with_texts=with_texts)],
-            name="MemAgent policy",
-            invocation_params=settings,
+            {}, [shown_messages], name="MemAgent policy", invocation_params=settings
         )
         try:
             # Only the callbacks are removed: chat models may need `configurable` of the config.
@@ -105,18 +110,15 @@ class ObservedPolicy:
         except BaseException as error:
             await run.on_llm_error(error)
             raise
-        await run.on_llm_end(self._make_result(prompt, completion, with_texts=with_texts))
-        return completion
-
-    def _make_result(self, prompt: Messages | TokenIds, completion: Completion, *, with_texts: bool) -> LLMResult:
-        messages: Any = prompt  # a reader's prompts are never token ids
-        return make_model_result(
+        result = make_model_result(
             completion.text if with_texts else extract_reply(completion.text).strip(),
             completion.count_tokens(messages, self.tokenizer.count),
             model_name=completion.model or self.name,
             finish_reason=completion.finish_reason.value,
             **completion.origin,
         )
+        await run.on_llm_end(result)
+        return completion
 
 
 async def await_detached(call: Callable[[], Awaitable[T]], config: RunnableConfig | None = None) -> T:
@@ -146,15 +148,3 @@ def make_model_result(text: str, usage: TokenUsage, **metadata: Any) -> LLMResul
     )
     message = AIMessage(text, usage_metadata=counts, response_metadata=metadata)
     return LLMResult(generations=[[ChatGeneration(message=message)]])
-
-
-def _make_handler_messages(prompt: Messages | TokenIds, *, with_texts: bool) -> list[BaseMessage]:
-    """Return the prompt for handlers."""
-    messages: Any = prompt  # a reader's prompts are never token ids
-    return convert_to_messages(
-        (
-            message["role"],
-            message["content"] if with_texts else f"({len(message['content']):,} characters, kept out of traces)",
-        )
-        for message in messages
-    )

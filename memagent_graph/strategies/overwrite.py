@@ -51,8 +51,7 @@ class SequentialStrategy(Strategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop of the paper, between the choice of a chunk and the step that reads it, and the answer."""
-        graph.add_node("read_chunk", self._read_chunk)
-        graph.add_node(self.update_node, self._update_memory)
+        graph.add_loop("read_chunk", self._read_chunk, self.update_node, self._update_memory)
         graph.add_node("answer", answer)
         graph.add_edge(OPEN, "read_chunk")
         graph.add_conditional_edges(
@@ -60,7 +59,6 @@ class SequentialStrategy(Strategy):
         )
         self.wire_after_update(graph)
         graph.add_edge("answer", END)
-        graph.run_as_loop("read_chunk", self.update_node)
 
     def wire_after_update(self, graph: StrategyGraph) -> None:
         """Add the edge back to the choice of a chunk."""

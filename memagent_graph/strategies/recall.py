@@ -10,7 +10,7 @@ from langgraph.graph import END
 from typing_extensions import TypedDict
 
 from memagent_graph.calls import Call, Span, Writes
-from memagent_graph.events import EventKind
+from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.state import SequentialState
 from memagent_graph.reading.steps import (
@@ -105,9 +105,7 @@ class Recall(Strategy):
             graph.add_edge(start, end)
         graph.add_conditional_edges(
             "read_chunk",
-            route_after_read_chunk(
-                "recall_update", choose_detour=lambda state: "look_up" if state.get("query") else None
-            ),
+            route_after_read_chunk("recall_update", lambda state: "look_up" if state.get("query") else None),
             ["recall_update", "look_up", "answer", END],
         )
         graph.add_conditional_edges("look_up", _route_after_look_up, ["recall_update", "recall_last"])
@@ -132,28 +130,29 @@ class Recall(Strategy):
         call_ids_by_memory = {call.text: call.id for call in calls if call.writes is Writes.MEMORY and call.text}
         call_ids_by_memory.pop(state.get("memory") or "", None)
         chunk_spans = {call.reads[0].index: call.reads[0] for call in calls if call.reads}
-        earlier_memories, passage_spans = list(call_ids_by_memory), list[Span]()
+        candidates: list[str | Span] = []
+        """Earlier memories, and the spans of passages."""
         result, remaining_tokens = RecallResult(spans=[], memories=[], call_ids=[]), step.context.budget.memory_tokens
 
         def iter_texts() -> Iterator[str]:
-            yield from earlier_memories
+            for memory in call_ids_by_memory:
+                candidates.append(memory)
+                yield memory
             for span in chunk_spans.values():
                 text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
                 for start, end in cut_passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * remaining_tokens)):
-                    passage_spans.append(_make_passage_span(span, text, start, end))
+                    candidates.append(_make_passage_span(span, text, start, end))
                     yield text[start:end]
 
         ranking = await rank_texts(self.retriever, iter_texts(), state.get("query") or "")
-        for candidate_index in ranking[:_MAX_CANDIDATES]:
-            passage_index = candidate_index - len(earlier_memories)
-            passage = passage_spans[passage_index] if passage_index >= 0 else None
-            text = _read_span(passage, step) if passage else earlier_memories[candidate_index]
+        for candidate in (candidates[index] for index in ranking[:_MAX_CANDIDATES]):
+            text = candidate if isinstance(candidate, str) else _read_span(candidate, step)
             tokens = step.context.count_shown_tokens(text) + 2
             if tokens > remaining_tokens:
                 continue
             remaining_tokens -= tokens
-            if passage:
-                result["spans"].append({**passage.stored, "tokens": tokens})
+            if isinstance(candidate, Span):
+                result["spans"].append({**candidate.stored, "tokens": tokens})
             else:
                 result["memories"].append(text)
                 result["call_ids"].append(call_ids_by_memory[text])
@@ -178,15 +177,16 @@ def _make_ask_arguments(state: RecallState, step: StepContext) -> dict[str, Any]
     result, memory, tip = state.get("recalled"), state.get("memory") or "", state.get("tips", {}).get("")
     texts = [*result["memories"], *(_read_span(span, step) for span in _load_spans(result))] if result else []
     parents = [*([tip] if tip else ()), *(result["call_ids"] if result else ())]
-    note = None
+    span, events = state.get("span"), list[ReadEvent]()
     if result is not None and not texts:
-        note = EventKind.NOT_RECALLED, "nothing read so far contains these words, or all look-ups are used up"
+        detail = "nothing read so far contains these words, or all look-ups are used up"
+        events.append(ReadEvent(EventKind.NOT_RECALLED, span["index"] if span else None, detail))
     return {
         "memory": memory,
         "previous": memory,
         "recalled": "\n".join(texts) or _EMPTY_RESULT,
         "parents": list(dict.fromkeys(parents)),
-        "note": note,
+        "events": events,
     }
 
 

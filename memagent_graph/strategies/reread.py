@@ -104,11 +104,8 @@ class Reread(Strategy):
             graph.add_node(name, step)
         for start, end in {OPEN: "read_chunk", "update_memory": "read_chunk", "integrate": "decompose"}.items():
             graph.add_edge(start, end)
-        ends = ["update_memory", "decompose", "integrate", END]
-        after_read = route_after_read_chunk(
-            "update_memory", choose_last_node=lambda state: "decompose" if state.get("finding") is None else "integrate"
-        )
-        graph.add_conditional_edges("read_chunk", after_read, ends)
+        after_read = route_after_read_chunk("update_memory", _choose_node_after_reading)
+        graph.add_conditional_edges("read_chunk", after_read, ["update_memory", "decompose", "integrate", END])
         graph.add_conditional_edges("decompose", _route_after_decompose, ["read_chunk", "answer"])
         graph.add_edge("answer", END)
 
@@ -141,6 +138,12 @@ async def _choose_next_chunk(state: RereadState, step: StepContext) -> Change:
         # The reread has ended: its memory is the finding, and the trunk's memory is restored.
         return {**change, "branch": "", "finding": state.get("memory"), "memory": state.get("trunk_memory")}
     return change
+
+
+def _choose_node_after_reading(state: RereadState) -> str | None:
+    if state.get("span") is not None:
+        return None
+    return "decompose" if state.get("finding") is None else "integrate"
 
 
 async def _update_memory(state: RereadState, step: StepContext) -> Change:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, NotRequired
 
 from langgraph.graph import END
 from langgraph.types import Send
+from typing_extensions import TypedDict
 
-from memagent_graph.documents.chunking import Cursor
+from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import StrategyError
-from memagent_graph.reading import branching
 from memagent_graph.reading.state import merge_entries
 from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
+from memagent_graph.strategies.map_reduce import MERGE, BranchingState, BranchingStrategy, add_finding
 
 
-class SegmentsState(branching.BranchingState):
+class Segment(TypedDict):
+    """A range of whole chunks: the cursor of its next chunk, and the index of the first chunk after it."""
+
+    cursor: Cursor
+    end: int
+
+
+class SegmentsState(BranchingState):
     """The memories and cursors of the segments."""
 
-    segments: NotRequired[list[branching.Segment]]
+    segments: NotRequired[list[Segment]]
     cursors: NotRequired[Annotated[dict[str, Cursor], merge_entries]]
     """The cursor of the next chunk, by segment. A segment has the name of its first chunk."""
     next_segments: NotRequired[list[str]]
@@ -29,7 +38,7 @@ class SegmentsState(branching.BranchingState):
 
 
 @dataclass(frozen=True)
-class Segments(branching.BranchingStrategy):
+class Segments(BranchingStrategy):
     """cut_segments -> choose_segments -> read_segment, in parallel -> ... -> gather -> merge_findings -> ... -> answer.
 
     The loop of the paper, `count` times in parallel. The calls of a segment are sequential, one per chunk.
@@ -38,7 +47,7 @@ class Segments(branching.BranchingStrategy):
     count: int = 8
     """The number of segments. A document with fewer chunks has fewer segments."""
     name: ClassVar[str] = "segments"
-    roles: ClassVar[tuple[Role, ...]] = (UPDATE, branching.MERGE, ANSWER)
+    roles: ClassVar[tuple[Role, ...]] = (UPDATE, MERGE, ANSWER)
     state: ClassVar[type] = SegmentsState
 
     def __post_init__(self) -> None:
@@ -61,7 +70,17 @@ class Segments(branching.BranchingStrategy):
         return "cut_segments"
 
     async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:
-        return {"segments": await branching.split_into_segments(step, self.count)}
+        """Cut the document into segments of equal length (in chunks, plus or minus one).
+
+        The document is read once, as a stream. Only the positions of its chunks are kept in memory.
+        """
+        cursors = [start_cursor()]
+        while (choice := await step.next_chunk(cursors[-1], needs_text=False)) is not None:
+            cursors.append(choice[1])
+        boundaries = [(len(cursors) - 1) * index // self.count for index in range(self.count + 1)]
+        return {
+            "segments": [Segment(cursor=cursors[start], end=end) for start, end in pairwise(boundaries) if start < end]
+        }
 
 
 async def _choose_segments(state: SegmentsState, step: StepContext) -> Change:
@@ -101,4 +120,4 @@ async def _read_segment(state: Any, step: StepContext) -> Change:
         )
     span, cursor = chunk_and_cursor
     reply = await step.read(UPDATE, span, memory=state["memory"], previous=state["memory"])
-    return {**branching.add_finding(reply, step), "cursors": {step.branch: cursor}}
+    return {**add_finding(reply, step), "cursors": {step.branch: cursor}}

@@ -15,11 +15,11 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.documents import chunking
 from memagent_graph.errors import BudgetError, MemAgentError, PolicyError, StrategyError
 from memagent_graph.policies.profile import load_profile
-from memagent_graph.reading.branching import Finding, group_findings, join_findings, parse_finding, split_into_segments
 from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.steps import StepContext
-from memagent_graph.strategies.map_reduce import MapReduce
+from memagent_graph.strategies.map_reduce import Finding, MapReduce, group_findings, join_findings, parse_finding
+from memagent_graph.strategies.segments import Segments
 from memagent_graph.tokenizers import load_tokenizer
 
 QUESTION = "What is the key of harbor?"
@@ -227,7 +227,7 @@ async def test_segments_cover_all_chunks_and_differ_by_at_most_one(make_agent, w
     while (choice := await step.next_chunk(cursor, needs_text=False)) is not None:
         chunk_cursors.append(cursor)
         cursor = choice[1]
-    segments = await split_into_segments(step, segment_count)
+    segments = (await Segments(segment_count)._cut_segments({}, step))["segments"]
     assert len(segments) == min(segment_count, len(chunk_cursors))
     first_chunks = [segment["cursor"]["index"] for segment in segments]
     end_chunks = [segment["end"] for segment in segments]
