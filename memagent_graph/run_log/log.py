@@ -376,14 +376,14 @@ class RunLog:
                 parameters,
             ):
                 rewards[run_id][name] = value
-            for run_id, *sums in connection.execute(
+            for run_id, *counts in connection.execute(
                 "SELECT run_id, count(*), sum(prompt_tokens), sum(completion_tokens), "
                 "sum(prompt_token_ids IS NOT NULL AND token_ids IS NOT NULL AND logprobs IS NOT NULL) "
                 "FROM conversations WHERE run_id IN (SELECT value FROM json_each(?)) AND superseded = 0 "
                 "GROUP BY run_id",
                 parameters,
             ):
-                totals[run_id] = RunTotals(*sums, rewards[run_id])
+                totals[run_id] = RunTotals(rewards[run_id], *counts)
         return totals
 
     def templates(self, run_id: str) -> dict[str, dict[str, str]]:
