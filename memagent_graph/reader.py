@@ -232,8 +232,29 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
             return await await_result(self._start(document, question, options, is_shown=False))
-        outcomes = await self._read_questions(document, questions or (), options, max_concurrency, on_update)
-        return outcomes if return_exceptions else require_results(outcomes)
+        if max_concurrency < 1:
+            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
+        run_id = options.get("run_id")
+        context = (await self._make_graph()).with_response_format(options.get("response_format")).reader_context
+        texts = check_questions(questions or (), context)
+        check_options(options)
+        reference = await store_document(document, self.store, pages=options.get("pages"))
+
+        async def read_one(text: str, barrier: Barrier) -> ReadResult:
+            own_options: ReadOptions = {
+                **options,
+                "run_id": None if run_id is None else f"{run_id}-{texts.index(text)}",
+                "response_format": context.response_format,
+                "pages": None,
+                "barrier": barrier,
+            }
+            report = partial(on_update, text) if on_update else None
+            return await await_result(self._start(reference, text, own_options, is_shown=report is not None), report)
+
+        reads = {text: partial(read_one, text) for text in texts}
+        outcomes = dict(zip(reads, await read_in_passes(list(reads.values()), max_concurrency), strict=True))
+        results = [outcomes[text] for text in texts]
+        return results if return_exceptions else require_results(results)
 
     read = make_synchronous(aread)
 
@@ -555,40 +576,6 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 run_id=run_id,
             ) from error
         return graph, state
-
-    async def _read_questions(
-        self,
-        document: DocumentSource,
-        questions: Iterable[str],
-        options: ReadOptions,
-        max_concurrency: int,
-        on_update: Callable[[str, MemoryUpdate], None] | None,
-    ) -> list[ReadResult | Exception]:
-        """Return the outcomes of the questions, in order."""
-        if max_concurrency < 1:
-            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
-        run_id = options.get("run_id")
-        context = (await self._make_graph()).with_response_format(options.get("response_format")).reader_context
-        checked_questions = check_questions(questions, context)
-        check_options(options)
-        reference = await store_document(document, self.store, pages=options.get("pages"))
-
-        async def read_one(index: int, question: str, barrier: Barrier) -> ReadResult:
-            own_options: ReadOptions = {
-                **options,
-                "response_format": context.response_format,
-                "pages": None,
-                "barrier": barrier,
-            }
-            own_options["run_id"] = None if run_id is None else f"{run_id}-{index}"
-            report = partial(on_update, question) if on_update else None
-            items = self._start(reference, question, own_options, is_shown=report is not None)
-            return await await_result(items, report)
-
-        unique_questions = dict.fromkeys(checked_questions)
-        reads = {text: partial(read_one, checked_questions.index(text), text) for text in unique_questions}
-        outcomes = dict(zip(reads, await read_in_passes(list(reads.values()), max_concurrency), strict=True))
-        return [outcomes[question] for question in checked_questions]
 
     async def _start(
         self, document: DocumentSource, question: str, options: ReadOptions, *, is_shown: bool = True
