@@ -19,9 +19,9 @@ from memagent_graph.calls import Call, Span
 from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import ReadEvent, StopReason
-from memagent_graph.reading.execution import Execution, StepExecution
+from memagent_graph.reading.execution import StepExecution
 from memagent_graph.reading.policy_request import PolicyRequest, Reply
-from memagent_graph.reading.state import ReaderContext, ReaderState, SequentialState, add_cost
+from memagent_graph.reading.state import ReaderState, SequentialState, add_cost
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
 
@@ -241,15 +241,6 @@ def branch(node: str, state: Any, name: str, **values: Any) -> Send:
     shared = {key: state[key] for key in ("run_id", "question", "document", "chunks_read") if key in state}
     branch_tips = {tip: tips[tip] for tip in ("", name) if tip in tips}
     return Send(node, {**shared, "tips": branch_tips, "branch": name, **values})
-
-
-async def ask_outside_run(role: Role, state: Mapping[str, Any], context: ReaderContext, **fields: Any) -> Reply:
-    """Call the policy in a role outside a run: nothing is logged, and no state changes."""
-    step = StepContext(state, context, Execution(context))
-    try:
-        return await step.ask(role, parents=(), **fields)
-    finally:
-        step.processor_turn.end()
 
 
 async def read_chunk(state: SequentialState, step: StepContext) -> Change:

@@ -54,6 +54,8 @@ class Strategy(ABC):
     """All roles that the steps use."""
     state: ClassVar[type] = ReaderState
     """The class of the state: a TypedDict that extends `ReaderState` or `SequentialState`."""
+    continues_after: ClassVar[str] = OPEN
+    """The node after which a run that was stopped at a limit continues."""
     uses_previous_calls: ClassVar[bool] = False
     """Whether the steps use `StepContext.load_previous_calls`. It is available only then."""
     reads_all: ClassVar[bool] = True
@@ -83,11 +85,6 @@ class Strategy(ABC):
     @abstractmethod
     def wire(self, graph: StrategyGraph) -> None:
         """Add nodes and edges from the existing node `OPEN` to END."""
-
-    @property
-    def continues_after(self) -> str:
-        """The node after which a run that was stopped at a limit continues."""
-        return OPEN
 
     def compute_current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return the memory from which the policy would answer now."""
