@@ -73,7 +73,7 @@ class StepContext(StepExecution):
             await self.context.barrier(self.state.get("chunks_read") or 0)
             await self.processor_turn.begin()
         if needs_text:
-            self.execution.chunk_texts[span.index] = span, fitting_chunk.text
+            self.execution.chunk_texts[span] = fitting_chunk.text
         return span, fitting_chunk.next
 
     def read_text(self, span: Span) -> str:
@@ -82,10 +82,9 @@ class StepContext(StepExecution):
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        cached_span, text = self.execution.chunk_texts.pop(span.index, (None, ""))
-        if cached_span != span:
-            text = self.context.store.read(self.state["document"], span.start_byte, span.end_byte)
-        return text
+        if (text := self.execution.chunk_texts.pop(span, None)) is not None:
+            return text
+        return self.context.store.read(self.state["document"], span.start_byte, span.end_byte)
 
     def mark_read(self, span: Span) -> None:
         """Count a chunk as read, for limits, totals and progress. Call this once per chunk, after all calls for it.

@@ -14,6 +14,7 @@ Documents are read as a stream, so at most the text of one call is in memory.
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -157,6 +158,7 @@ class Excerpt(Strategy):
         graph.add_edge("choose_excerpt", "show_excerpt")
         graph.add_edge("show_excerpt", END)
 
+    @abstractmethod
     async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the spans to show, in the document's order, and the document's tokens.
 
@@ -164,11 +166,6 @@ class Excerpt(Strategy):
             BudgetError: no excerpt fits in the window.
             DoesNotFitError: the strategy shows the whole document, and it does not fit.
         """
-        return await asyncio.to_thread(self.choose_in_thread, window)
-
-    def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
-        """Choose the spans as `choose` does, and may block. A subclass implements one of the two methods."""
-        raise NotImplementedError
 
     async def _choose_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
         try:
@@ -202,14 +199,14 @@ class FullContext(Excerpt):
     name: ClassVar[str] = "full_context"
     reads_all: ClassVar[bool] = True
 
-    def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the whole document, or raise `DoesNotFitError`."""
-        ends = DocumentEnds(window.make_chunker)
+        ends = await asyncio.to_thread(DocumentEnds, window.make_chunker)
         whole_span = ends.cut(0, ends.tokens)
         spare_tokens = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
         needed_tokens = window.window_tokens - window.available_tokens + ends.tokens
         if ends.tokens <= window.available_tokens + spare_tokens + BOUNDARY_TOKENS:
-            needed_tokens = window.count_call_tokens(window.read_text([whole_span]))
+            needed_tokens = await asyncio.to_thread(lambda: window.count_call_tokens(window.read_text([whole_span])))
         if needed_tokens - spare_tokens > window.window_tokens:
             raise DoesNotFitError(needed_tokens - spare_tokens, window.window_tokens, ends.tokens)
         return [whole_span], ends.tokens
@@ -222,9 +219,9 @@ class MiddleTruncation(Excerpt):
     name: ClassVar[str] = "middle_truncation"
     shows: ClassVar[str] = "its beginning and its end, and the middle only if all of it fits"
 
-    def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the document's beginning and end, or the whole document if it fits."""
-        ends = DocumentEnds(window.make_chunker)
+        ends = await asyncio.to_thread(DocumentEnds, window.make_chunker)
 
         def truncate(tokens: int) -> list[Span]:
             if tokens >= ends.tokens:
@@ -233,7 +230,7 @@ class MiddleTruncation(Excerpt):
             head = ends.cut(0, tokens - tail_tokens)
             return [head, ends.cut(ends.tokens - tail_tokens, ends.tokens, index=1)] if tail_tokens else [head]
 
-        return window.fit_to_window(truncate), ends.tokens
+        return await asyncio.to_thread(window.fit_to_window, truncate), ends.tokens
 
 
 @dataclass(frozen=True)
