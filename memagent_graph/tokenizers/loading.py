@@ -115,17 +115,8 @@ class TiktokenTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Long texts are encoded in pieces."""
-        return [token for piece in cut_pieces(replace_lone_surrogates(text)) for token in self._encode_piece(piece)]
-
-    def _encode_piece(self, piece: str) -> list[int]:
-        try:
-            return self._encoding.encode_ordinary(piece)
-        except BaseException as error:
-            # tiktoken's Rust code panics (a BaseException) if a pattern backtracks too far.
-            if type(error).__name__ != "PanicException" or len(piece) < 2:
-                raise
-        middle = len(piece) // 2
-        return self._encode_piece(piece[:middle]) + self._encode_piece(piece[middle:])
+        pieces = cut_pieces(replace_lone_surrogates(text))
+        return [token for piece in pieces for token in self._encoding.encode_ordinary(piece)]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
@@ -245,14 +236,11 @@ class HFTokenizer:
         """Return the text of `ids`."""
         if self._fast is not None:
             return self._fast.decode(ids)
-        if ids and not 0 <= max(ids) <= self._largest_id:  # the library would silently drop unknown ids
-            raise TokenizerError(f"the tokenizer {self.name} has no token {max(ids)}", hint=_MISMATCH_HINT)
+        for token in ids:  # the library would silently drop unknown ids
+            if not 0 <= token < 1 << 32 or self._backend.id_to_token(token) is None:
+                raise TokenizerError(f"the tokenizer {self.name} has no token {token}", hint=_MISMATCH_HINT)
         with _translate_library_errors(self.name):
             return self._backend.decode(ids, skip_special_tokens=False)
-
-    @functools.cached_property
-    def _largest_id(self) -> int:
-        return max(self._backend.get_vocab().values(), default=-1)
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
