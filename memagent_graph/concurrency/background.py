@@ -76,29 +76,25 @@ class Cancellation:
     """Cancels the calls or the conversion of one read, which wait in threads that nothing else can interrupt."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._callbacks: list[Callable[[], object]] = []
         self.is_cancelled = False
 
     def cancel(self) -> None:
         """Cancel everything that is watched now or later."""
-        with self._lock:
-            self.is_cancelled, callbacks = True, list(self._callbacks)
-        for callback in callbacks:
+        self.is_cancelled = True
+        for callback in self._callbacks.copy():
             callback()
 
     @contextmanager
     def watch(self, callback: Callable[[], object]) -> Iterator[None]:
         """Call `callback` if `cancel` is called during the block, or was called before."""
-        with self._lock:
-            self._callbacks.append(callback)
+        self._callbacks.append(callback)  # before the check: a `cancel` in another thread is seen here or sees this
         if self.is_cancelled:
             callback()
         try:
             yield
         finally:
-            with self._lock:
-                self._callbacks.remove(callback)
+            self._callbacks.remove(callback)
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | None = None) -> T:
@@ -165,18 +161,15 @@ def make_synchronous_stream(
             try:
                 async for item in method(self, *args, **kwargs):
                     items.put(item)
+            finally:
                 items.put(end_marker)
-            except BaseException as error:
-                items.put(error)
-                raise
 
         coroutine, loop = produce(), _background_loop.get()
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
             while (item := items.get()) is not end_marker:
-                if isinstance(item, BaseException):
-                    raise item
                 yield item
+            future.result()  # raises its error
         finally:
             _cancel(future, coroutine, loop)
 

@@ -151,9 +151,9 @@ class OpenAICompatiblePolicy:
         self._model_entry: dict[str, Any] | None = None
         self._unsupported = set(unsupported)
         if unknown_fields := self._unsupported.difference(OPTIONAL_FIELDS):
-            names = ", ".join(OPTIONAL_FIELDS)
             raise PolicyRequestError(
-                f"{min(unknown_fields)!r} cannot be left out", hint=f"These fields can be: {names}."
+                f"{min(unknown_fields)!r} cannot be left out",
+                hint=f"These fields can be: {', '.join(OPTIONAL_FIELDS)}.",
             )
 
     @property
@@ -264,10 +264,8 @@ class OpenAICompatiblePolicy:
                     self._make_url("models"), None, parse_model_entries, max_bytes=_MAX_LIST_BYTES
                 )
                 entry = _choose_model(models, self._model, self._server)
-            except PolicyUnreachableError:
-                raise
             except PolicyError as error:
-                if self._model is None:
+                if self._model is None or isinstance(error, PolicyUnreachableError):
                     raise
                 # The server may still accept the name.
                 self.model_list_error = error

@@ -182,10 +182,9 @@ class HFTokenizer:
         self._composes = self._rules.get("normalizer") is not None
         if self._fast is None:
             _ = self._backend
-        self._encode_cached = functools.lru_cache(maxsize=8)(self.encode)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle only the specification, because the cache of ids cannot be pickled."""
+        """Pickle only the specification, because the library's pickle loses a setting."""
         return functools.partial(HFTokenizer, name=self.name), (self._specification,)
 
     @functools.cached_property
@@ -244,7 +243,7 @@ class HFTokenizer:
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
-        return len(self._encode_cached(text))
+        return len(self.encode(text))
 
 
 @dataclass(frozen=True, slots=True)
