@@ -29,7 +29,7 @@ from memagent_graph.cli.options import (
     expand_questions,
     open_reader,
 )
-from memagent_graph.cli.run_choice import RunArgument, find_read_id, find_runs_to_resume, list_open_questions
+from memagent_graph.cli.run_choice import RunArgument, find_read_id, find_runs_to_resume, list_open_questions, open_log
 from memagent_graph.errors import DocumentError, MemAgentError, PolicyAuthenticationError, RunError, RunNotFoundError
 from memagent_graph.plain_text import format_count
 from memagent_graph.policies.server_url import NO_KEY
@@ -304,11 +304,10 @@ class Resume(RunOptions):
             from memagent_graph.documents import Document
             from memagent_graph.reading.run_history import await_result, require_results
             from memagent_graph.response_format import ResponseFormat
-            from memagent_graph.run_log import RunFilter, RunLog
-            from memagent_graph.storage.private_files import get_default_run_log
+            from memagent_graph.run_log import RunFilter
             from memagent_graph.strategies import load_strategy
 
-            log = RunLog(self.log or get_default_run_log())
+            log = open_log(self.log)
             run_ids = find_runs_to_resume(log, self.run_id)
             run_id, read_id = run_ids[0], find_read_id(run_ids[0])
             if open_questions := {*list_open_questions(log, read_id)} - {*run_ids}:
