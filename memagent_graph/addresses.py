@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from memagent_graph.errors import MemAgentError
@@ -33,43 +33,32 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def is_local(host: str) -> bool:
-    """Return whether only this machine can connect to an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def require_safe_address(host: str, names: Collection[str], *, danger: str | None, remedy: str) -> None:
-    """Refuse an address that other machines can reach, if that is dangerous or if no host name is set for clients.
+def list_host_names(host: str, names: Iterable[str], *, danger: str | None, remedy: str) -> tuple[str, ...]:
+    """Return the host names that clients use for an address, unless other machines can reach it, which is dangerous.
 
     Args:
-        host: the address.
-        names: the host names that clients use.
+        host: the address. It is a host name for clients, too, unless it means all addresses (0.0.0.0 or ::).
+        names: further host names that clients use.
         danger: why other machines should not reach the server; None if they may.
         remedy: the hint of the error for a dangerous address.
 
     Raises:
-        MemAgentError: the address is refused.
+        MemAgentError: the address is dangerous, or there is no host name.
     """
-    if is_local(host):
-        return
-    if danger is not None:
+    try:
+        address = ipaddress.ip_address(host)
+        is_local, means_all = address.is_loopback, address.is_unspecified
+    except ValueError:  # it is a name
+        is_local, means_all = host == "localhost", False
+    if danger is not None and not is_local:
         raise MemAgentError(f"other machines can reach {host}, and {danger}", hint=remedy)
-    if not names and not list_client_host_names(host):
+    host_names = (*names,) if means_all else (*names, host)
+    if not host_names:
         raise MemAgentError(
             f"{host} means all addresses of this machine, and no host name is set for clients",
             hint="Add --server-name with the host's name or address; requests with another one are refused.",
         )
-
-
-def list_client_host_names(host: str) -> list[str]:
-    """Return the host names that clients can use for an address; none for 0.0.0.0 and ::, which mean all addresses."""
-    try:
-        return [] if ipaddress.ip_address(host).is_unspecified else [host]
-    except ValueError:
-        return [host]
+    return host_names
 
 
 def format_host(host: str) -> str:

@@ -60,8 +60,7 @@ class Span:
         return values
 
 
-_NO_TOKENS: Final = TokenUsage(0, 0)
-_EMPTY_COMPLETION: Final = Completion("", FinishReason.OTHER, "")
+_NO_SPAN: Final = Span(0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +87,9 @@ class Call:
     """The chunks in the prompt."""
     parents: tuple[str, ...] = ()
     """The ids of the calls whose output is in the prompt."""
-    completion: Completion = field(default=_EMPTY_COMPLETION, compare=False)
+    completion: Completion = field(default=Completion("", FinishReason.OTHER, ""), compare=False)
     """The completion of the last attempt. In states and traces it has no text, token ids and log-probs."""
-    usage: TokenUsage = _NO_TOKENS
+    usage: TokenUsage = field(default=TokenUsage(0, 0))
     seconds: float = 0.0
     events: tuple[ReadEvent, ...] = ()
 
@@ -102,13 +101,13 @@ class Call:
     @property
     def extent_values(self) -> dict[str, int]:
         """The part of the document that the call read, from its first chunk to its last; zeros if it read none."""
-        first_span = self.reads[0] if self.reads else None
-        last_span = max(self.reads, key=lambda span: span.end_byte) if self.reads else None
+        first_span = self.reads[0] if self.reads else _NO_SPAN
+        last_span = max(self.reads, key=lambda span: span.end_byte, default=_NO_SPAN)
         return {
-            "start_char": first_span.start_char if first_span else 0,
-            "end_char": last_span.end_char if last_span else 0,
-            "start_byte": first_span.start_byte if first_span else 0,
-            "end_byte": last_span.end_byte if last_span else 0,
+            "start_char": first_span.start_char,
+            "end_char": last_span.end_char,
+            "start_byte": first_span.start_byte,
+            "end_byte": last_span.end_byte,
             "chunk_tokens": sum(span.tokens for span in self.reads),
         }
 

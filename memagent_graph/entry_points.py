@@ -20,10 +20,8 @@ STRATEGIES: Final = "memagent.strategies"
 
 def list_entry_points(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of a group, sorted by name. If two have the same name, the first on the path counts."""
-    entry_by_name: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=group):
-        entry_by_name.setdefault(entry.name, entry)
-    return dict(sorted(entry_by_name.items()))
+    first_entries = {entry.name: entry for entry in reversed(entry_points(group=group))}
+    return dict(sorted(first_entries.items()))
 
 
 def make_entry_point_error(entry: EntryPoint, noun: str, error: Exception, kind: type[MemAgentError]) -> MemAgentError:

@@ -95,13 +95,8 @@ class MemAgentError(Exception):
         )
 
     def __str__(self) -> str:
-        parts = []
-        if self.run_id is not None:
-            parts.append(f"run {self.run_id}")
-        if self.branch is not None:
-            parts.append(f"branch {self.branch}")
-        if self.chunk_index is not None:
-            parts.append(f"chunk {self.chunk_index}")
+        places = {"run": self.run_id, "branch": self.branch, "chunk": self.chunk_index}
+        parts = [f"{name} {place}" for name, place in places.items() if place is not None]
         text = f"{self.message} ({', '.join(parts)})" if parts else self.message
         return f"{text}. {self.remedy}" if self.remedy else text
 
@@ -260,8 +255,6 @@ class MissingExtraError(PermanentError):
             f'{needed_for} needs the extra "{extra}", which is not installed',
             hint=f"Install it with: {make_install_command(extra)}.",
         )
-        self.extra = extra
-        self.needed_for = needed_for
 
 
 def load_extra(module: str, extra: str, needed_for: str) -> Any:

@@ -47,7 +47,7 @@ from memagent_graph.reading.run_history import (
 )
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import ask_outside_run
-from memagent_graph.reading.structured import load_format_for_resume, with_response_format
+from memagent_graph.reading.structured import load_format_for_resume
 from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
@@ -115,10 +115,9 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         settings = settings.replace(**choices)
         if isinstance(settings.policy, str | None):
             settings = settings.resolve()
-            self.policy = make_policy(settings)
+            own_policy = make_policy(settings)
         else:
-            self.policy = convert_to_policy(settings.policy, settings)
-        self.run_log = _open_log(run_log)
+            own_policy = convert_to_policy(settings.policy, settings)
         self._owns_log = not isinstance(run_log, RunLog)
         self._checkpoints = checkpoints
         profile, tokenizer = settings.profile, settings.tokenizer
@@ -127,16 +126,17 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self._set_parts(
             Parts(
                 settings=settings,
-                policy=self.policy,
+                policy=own_policy,
                 store=store if isinstance(store, DocumentStore) else DocumentStore(store or get_default_store()),
                 profile=require_profile(profile) if isinstance(profile, str | Path) else profile,
                 tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
-                run_log=self.run_log,
+                run_log=_open_log(run_log),
             )
         )
 
     def _set_parts(self, parts: Parts) -> None:
         """Read with these parts. Nothing is opened, and the policy is not called yet."""
+        self.policy, self.run_log = parts.policy, parts.run_log
         self.settings = settings = parts.settings
         """The settings of the reader."""
         self.store = parts.store.with_options(
@@ -146,10 +146,11 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self.strategy = choose_strategy(parts.settings.strategy, parts.profile)
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list, self._close_graphs)
         self._prepare_lock: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
-        self._context: ReaderContext | None = None
+        self.prepared: ReaderContext | None = None
+        """The context of the nodes; None until `aprepare` has requested missing settings from the policy."""
         if parts.is_sufficient:
             context = assemble(parts, ModelInfo())
-            self._context = context if parts.is_complete else None
+            self.prepared = context if parts.is_complete else None
 
     # Reading
 
@@ -231,8 +232,29 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
             return await await_result(self._start(document, question, options, is_shown=False))
-        outcomes = await self._read_questions(document, questions or (), options, max_concurrency, on_update)
-        return outcomes if return_exceptions else require_results(outcomes)
+        if max_concurrency < 1:
+            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
+        run_id = options.get("run_id")
+        context = (await self._make_graph()).with_response_format(options.get("response_format")).reader_context
+        texts = check_questions(questions or (), context)
+        check_options(options)
+        reference = await store_document(document, self.store, pages=options.get("pages"))
+
+        async def read_one(text: str, barrier: Barrier) -> ReadResult:
+            own_options: ReadOptions = {
+                **options,
+                "run_id": None if run_id is None else f"{run_id}-{texts.index(text)}",
+                "response_format": context.response_format,
+                "pages": None,
+                "barrier": barrier,
+            }
+            report = partial(on_update, text) if on_update else None
+            return await await_result(self._start(reference, text, own_options, is_shown=report is not None), report)
+
+        reads = {text: partial(read_one, text) for text in texts}
+        outcomes = dict(zip(reads, await read_in_passes(list(reads.values()), max_concurrency), strict=True))
+        results = [outcomes[text] for text in texts]
+        return results if return_exceptions else require_results(results)
 
     read = make_synchronous(aread)
 
@@ -411,7 +433,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             RunMismatchError: the run began with another strategy, tokenizer, chunk size or wording.
             RunError: the run has not read that chunk, or the text is longer than the memory budget.
         """
-        graph, (_, state) = await self._make_graph(), await self._continue(run_id)
+        graph, state = await self._continue(run_id)
         call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             remaining_ids = {call.id for call in (await load_trace_so_far(graph, run_id)).calls}
@@ -437,17 +459,15 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         `choices` are those of `MemAgent`. Checkpoints may be shared. A different `policy` must have the same model.
         """
         reader = self.__copy__()
-        reader.policy = self.policy if policy is None else policy
-        reader.run_log = self.run_log if run_log is None else _open_log(run_log)
         reader._owns_log = not isinstance(run_log, RunLog | None)
         reader._checkpoints = self._checkpoints if checkpoints is None else checkpoints
         reader._set_parts(
             replace(
                 self._parts,
                 settings=self.settings.replace(**choices),
-                policy=reader.policy,
-                tokenizer=self._context.tokenizer if self._context else self._parts.tokenizer,
-                run_log=reader.run_log,
+                policy=self.policy if policy is None else policy,
+                tokenizer=self.prepared.tokenizer if self.prepared else self._parts.tokenizer,
+                run_log=self.run_log if run_log is None else _open_log(run_log),
             )
         )
         return reader
@@ -463,11 +483,6 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             "Create it in the process that uses it; a process that is forked from this one can use it as it is."
         )
 
-    @property
-    def prepared(self) -> ReaderContext | None:
-        """The context of the nodes; None until `aprepare` has requested missing settings from the policy."""
-        return self._context
-
     async def aprepare(self) -> ReaderContext:
         """Request missing settings from the policy, check that the budget fits, and return the context of the nodes.
 
@@ -475,7 +490,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             PolicyError, TokenizerError, BudgetError: the errors that the first read would raise.
         """
         async with self._prepare_lock.get():
-            if self._context is None:
+            if self.prepared is None:
                 info = ModelInfo()
                 if isinstance(self.policy, SelfDescribing):
                     try:
@@ -484,8 +499,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                         if not self._parts.is_sufficient:
                             raise
                 self.strategy = choose_strategy(self.settings.strategy, self._parts.profile or info.profile)
-                self._context = await asyncio.to_thread(assemble, self._parts, info)
-        return self._context
+                self.prepared = await asyncio.to_thread(assemble, self._parts, info)
+        return self.prepared
 
     async def agraph(self, *, response_format: ResponseFormatSource | None = None) -> ReaderGraph:
         """Return the LangGraph graph without a checkpointer. As a node, it uses the checkpointer of its parent graph.
@@ -561,40 +576,6 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 run_id=run_id,
             ) from error
         return graph, state
-
-    async def _read_questions(
-        self,
-        document: DocumentSource,
-        questions: Iterable[str],
-        options: ReadOptions,
-        max_concurrency: int,
-        on_update: Callable[[str, MemoryUpdate], None] | None,
-    ) -> list[ReadResult | Exception]:
-        """Return the outcomes of the questions, in order."""
-        if max_concurrency < 1:
-            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
-        run_id = options.get("run_id")
-        context = with_response_format((await self._make_graph()).reader_context, options.get("response_format"))
-        checked_questions = check_questions(questions, context)
-        check_options(options)
-        reference = await store_document(document, self.store, pages=options.get("pages"))
-
-        async def read_one(index: int, question: str, barrier: Barrier) -> ReadResult:
-            own_options: ReadOptions = {
-                **options,
-                "response_format": context.response_format,
-                "pages": None,
-                "barrier": barrier,
-            }
-            own_options["run_id"] = None if run_id is None else f"{run_id}-{index}"
-            report = partial(on_update, question) if on_update else None
-            items = self._start(reference, question, own_options, is_shown=report is not None)
-            return await await_result(items, report)
-
-        unique_questions = dict.fromkeys(checked_questions)
-        reads = {text: partial(read_one, checked_questions.index(text), text) for text in unique_questions}
-        outcomes = dict(zip(reads, await read_in_passes(list(reads.values()), max_concurrency), strict=True))
-        return [outcomes[question] for question in checked_questions]
 
     async def _start(
         self, document: DocumentSource, question: str, options: ReadOptions, *, is_shown: bool = True

@@ -99,7 +99,14 @@ class ResponseFormat:
         if isinstance(source, ResponseFormat):
             return source
         if isinstance(source, type) and issubclass(source, BaseModel):
-            return cls._of_model(source)
+            try:
+                text = _dump_bounded_text(source.model_json_schema())
+            except (PydanticUserError, TypeError, ValueError) as error:
+                raise ResponseFormatError(
+                    f"the model {source.__name__} has no JSON schema: {error}".split("\n")[0],
+                    hint="Use field types that JSON has, or describe them with pydantic.WithJsonSchema({...}).",
+                ) from error
+            return cls(_make_server_name(source.__name__), text, source)
         if not isinstance(source, Mapping):
             is_class = isinstance(source, type)
             description = f"the class {source.__name__}" if is_class else f"a value of type {type(source).__name__}"
@@ -121,17 +128,6 @@ class ResponseFormat:
         response_format = cls(_make_server_name(name or schema.get("title")), text)
         _require_supported(response_format.schema)
         return response_format
-
-    @classmethod
-    def _of_model(cls, model: type[BaseModel]) -> ResponseFormat:
-        try:
-            schema = model.model_json_schema()
-        except (PydanticUserError, TypeError, ValueError) as error:
-            raise ResponseFormatError(
-                f"the model {model.__name__} has no JSON schema: {error}".split("\n")[0],
-                hint="Use field types that JSON has, or describe them with pydantic.WithJsonSchema({...}).",
-            ) from error
-        return cls(_make_server_name(model.__name__), _dump_bounded_text(schema), model)
 
     @classmethod
     def load(cls, name: str) -> ResponseFormat:

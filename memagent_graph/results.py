@@ -179,21 +179,18 @@ class ReadResult:
     @property
     def extent(self) -> str:
         """How much of the document the policy saw, in sentences."""
-        omissions = [event.detail for event in list_document_events(self.document)]
-        return ". ".join([self._extent_of_text.rstrip("."), *omissions]) + "."
-
-    @property
-    def _extent_of_text(self) -> str:
         document = f"pages {self.document['pages']} of the document" if self.document.get("pages") else "the document"
-        if self._is_completely_read:
-            return f"All of {document} was read."
-        if self.trace.newest_excerpt_call is not None:
-            token_counts = f"{self.trace.tokens_shown:,} of {self.usage.document_tokens:,} tokens"
-            return f"The policy was shown {token_counts} of {document}, chosen by {self.strategy}."
         position = f"after {format_count(self.chunks_read, 'chunk')} of {document}"
-        if self.stop_reason.resumable:
-            return f"Reading stopped at its limit ({self.stop_reason.value}) {position}."
-        return f"Reading ended {position}, because the answer was known."
+        if self._is_completely_read:
+            extent = f"All of {document} was read"
+        elif self.trace.newest_excerpt_call is not None:
+            token_counts = f"{self.trace.tokens_shown:,} of {self.usage.document_tokens:,} tokens"
+            extent = f"The policy was shown {token_counts} of {document}, chosen by {self.strategy}"
+        elif self.stop_reason.resumable:
+            extent = f"Reading stopped at its limit ({self.stop_reason.value}) {position}"
+        else:
+            extent = f"Reading ended {position}, because the answer was known"
+        return ". ".join([extent, *(event.detail for event in list_document_events(self.document))]) + "."
 
     def findings(self) -> str:
         """Return the answer (or why there is none) and the memory, as text for a language model."""

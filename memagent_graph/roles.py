@@ -40,11 +40,6 @@ Parser: TypeAlias = Callable[[str, Prompts], ParsedReply | ParseFailure]
 """A function that parses a reply, which is never empty and has no reasoning."""
 
 
-def keep_whole_text(text: str, _: Prompts) -> ParsedReply:
-    """Return the reply unchanged."""
-    return ParsedReply(text)
-
-
 @dataclass(frozen=True)
 class Role:
     """One kind of call of the policy.
@@ -56,7 +51,7 @@ class Role:
         template: the default template, or a function from the answer format to the template. "update" and "answer" need
             none, because every reader has their templates.
         max_tokens: the maximum length of the reply: the name of a part of the budget, or a number of tokens.
-        parse: parses the reply. Answers are parsed by the reader's answer format.
+        parse: parses the reply, by default as one text. Answers are parsed by the reader's answer format.
         fallback: the role whose template is used if this role has none, or the policy knows only its own prompts.
         fills_window: whether its step fills the context window with {chunk}, beyond `chunk_tokens`.
         optional: whether the strategy also works if the policy has no template for the role.
@@ -67,7 +62,7 @@ class Role:
     fields: frozenset[str] = frozenset({"memory", "chunk"})
     template: str | Callable[[AnswerFormat], str] = ""
     max_tokens: Literal["memory_tokens", "answer_tokens", "question_tokens"] | int = "memory_tokens"
-    parse: Parser = keep_whole_text
+    parse: Parser = lambda text, _: ParsedReply(text)
     fallback: str | None = None
     fills_window: bool = False
     optional: bool = False
@@ -101,24 +96,6 @@ REPAIR = Role(
     max_tokens="answer_tokens",
 )
 """The role that rewrites an answer without the required form."""
-
-
-def require_valid_roles(roles: Iterable[Role], strategy: str) -> None:
-    """Raise an error if a strategy's roles are not valid.
-
-    Raises:
-        StrategyError: there are no roles, or two roles have the same name.
-    """
-    names = [role.name for role in roles]
-    if not names:
-        raise StrategyError(
-            f"the strategy {strategy} has no roles",
-            hint="List in `roles` every role that its steps use, such as (UPDATE, ANSWER).",
-        )
-    if duplicate := next((name for name in names if names.count(name) > 1), None):
-        raise StrategyError(
-            f"the strategy {strategy} has two roles {duplicate!r}", hint="Use a unique name for every role."
-        )
 
 
 def complete_prompts(roles: Iterable[Role], prompts: Prompts, *, trained_prompts_only: bool = False) -> Prompts:
@@ -197,11 +174,14 @@ def require_room(
         )
 
 
-def count_excess_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
-    """Return by how many tokens the longest prompt with a chunk, and its reply, exceed the window; 0 or less if not."""
+def fit_chunk_tokens(roles: Iterable[Role], prompts: Prompts, budget: Budget, count: Callable[[str], int]) -> int:
+    """Return the tokens of a chunk, at most the budget's, with which every prompt and its reply fit the window.
+
+    The number is 0 or negative if a prompt does not fit the window even without a chunk.
+    """
     chunk_roles = [role for role in roles if "chunk" in role.fields and not role.fills_window]
     needed_tokens = [sum(_count_part_tokens(role, prompts, budget, count, {}).values()) for role in chunk_roles]
-    return max(needed_tokens, default=0) - budget.context_window if chunk_roles else 0
+    return budget.chunk_tokens - max(0, max(needed_tokens, default=0) - budget.context_window)
 
 
 def _count_part_tokens(

@@ -283,6 +283,13 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     chosen_by: Literal["environment", "added"] | None = setting(None, logged=False)
     """Why this policy was chosen, if none was named. `resolve` sets it."""
 
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value, low, high = getattr(self, option.name), option.metadata["min"], option.metadata["max"]
+            is_within = value is None or ((low is None or low <= value) and (high is None or value <= high))
+            if not is_within:  # NaN is not, either
+                raise ValueError(f"{option.name} is out of bounds: {value}")
+
     def replace(self, **changes: Any) -> Self:
         """Return these settings with changed fields or groups of fields.
 
@@ -313,17 +320,17 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         """Return the settings in variables named MEMAGENT_ plus a field's name. Empty variables count as unset.
 
         Raises:
-            MemAgentError: a value has the wrong type, or a name looks like a misspelt field.
+            MemAgentError: a value has the wrong type or is out of bounds, or a name looks like a misspelt field.
         """
         types = {name: text_type for name, (_, text_type) in list_text_fields(cls).items()}
-        values: dict[str, Any] = {}
+        settings = cls()
         for variable, text in environment.items():
             name = variable.removeprefix(_ENVIRONMENT_PREFIX).lower()
             if not variable.startswith(_ENVIRONMENT_PREFIX) or not text:
                 continue
             if name in types:
                 try:
-                    values[name] = parse_text(text, types[name])
+                    settings = dataclass_replace(settings, **{name: parse_text(text, types[name])})
                 except ValueError as error:
                     raise MemAgentError(f"{variable}={text!r}: {error}", hint="Correct it, or unset it.") from error
             elif names := get_close_matches(name, types, n=1, cutoff=0.85):
@@ -331,7 +338,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                     f"{variable} is not a setting",
                     hint=f"Unset it, or rename it to {_ENVIRONMENT_PREFIX}{names[0].upper()} if you meant that.",
                 )
-        return cls(**values)
+        return settings
 
     @classmethod
     def from_log(cls, values: Mapping[str, Any], run_id: str) -> Self:
@@ -350,23 +357,16 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 run_id=run_id,
             )
         logged_fields = {field.name: field for field in fields(cls) if field.metadata["logged"]}
-        types = get_type_hints(cls)
-        arguments: dict[str, Any] = {}
+        types, settings = get_type_hints(cls), cls()
         for name in values.keys() & logged_fields.keys():
-            metadata = logged_fields[name].metadata
+            field_type = logged_fields[name].metadata["text_type"] if types[name] is Any else types[name]
             try:
-                field_type = metadata["text_type"] if types[name] is Any else types[name]
-                arguments[name] = value = msgspec.convert(values[name], field_type)
-                low, high = metadata["min"], metadata["max"]
-                is_within = value is None or ((low is None or low <= value) and (high is None or value <= high))
-                if not is_within:  # NaN is not, either
-                    raise ValueError(f"{value} is out of bounds")
+                settings = dataclass_replace(settings, **{name: msgspec.convert(values[name], field_type)})
             except ValueError as error:
                 raise RunLogError(
                     f"the log's settings of run {run_id} are damaged: {name}: {error}",
                     hint="Restore the log from a copy, or read the document again.",
                 ) from error
-        settings = cls(**arguments)
         own_url = os.environ.get("OPENAI_BASE_URL")
         if settings.base_url is None or (own_url and parse_origin(own_url) == parse_origin(settings.base_url)):
             return settings
@@ -426,39 +426,6 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         model = remove_password(self.base_url) if self.base_url and self.model is None else self.model
         name = str(self.policy or model)
         return ". ".join([f"policy {name}: {_CHOICE_REASONS[self.chosen_by]}", *filter(None, [_ABILITIES.get(name)])])
-
-    def with_other(
-        self,
-        *,
-        policy: str | None = None,
-        model: str | None = None,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        header: Any = None,
-        strategy: str | None = None,
-    ) -> Self:
-        """Return these settings with another policy or strategy.
-
-        A policy is given by name, with its model and server, or by model or server alone. Key and headers are sent only
-        to a server that is given here or in OPENAI_BASE_URL.
-
-        Raises:
-            RunError: a key or a header is given, but only the log names the server.
-        """
-        is_server_from_log = self.api_key == NO_KEY and policy is None and base_url is None
-        if is_server_from_log and (api_key or header):
-            raise RunError(
-                f"the {'key' if api_key else 'header'} is not sent to {self.base_url}: only the log names this server",
-                hint=f"If it is your server, pass --base-url {self.base_url}.",
-            )
-        key = NO_KEY if is_server_from_log else api_key
-        changes: dict[str, Any] = {"api_key": key, "strategy": strategy or self.strategy, "header": header}
-        if policy is not None:
-            changes |= {"policy": policy, "model": model, "base_url": base_url, "chosen_by": None}
-        elif model is not None or base_url is not None:
-            server = {"model": model or self.model, "base_url": base_url or self.base_url}
-            changes |= {"policy": None, **server, "chosen_by": None}
-        return dataclass_replace(self, **changes)
 
 
 _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {

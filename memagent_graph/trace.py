@@ -64,8 +64,6 @@ class Trace:
         """The memory update of each chunk and each merge, in order. A chunk's calls on one branch are one update."""
         self._sources: dict[str, tuple[str, ...]] = {}
         """For each call: the last calls of the updates that its memory is based on."""
-        self._sources_after: dict[str, tuple[str, ...]] = {}
-        """For each call: the `_sources` of the calls that follow it."""
         self.update_indices: dict[str, int] = {}
         """For each call: the index of its update. Answers, and calls that neither read a chunk nor wrote a memory,
         belong to no update."""
@@ -126,14 +124,13 @@ class Trace:
 
         Empty if a branch begins to read, because it starts its own memory, and sees the source only in its prompt.
         """
-        indices = self.source_indices(update)
-        own_branch = [index for index in indices if self.updates[index].branch == update.branch]
+        indices = self._find_continued(update.sources, update.branch)
         begins_branch = update.branch and update.chunk_index is not None
-        return (max(own_branch),) if own_branch else () if begins_branch else indices
+        return tuple(index for index in indices if not begins_branch or self.updates[index].branch == update.branch)
 
     def memory_before(self, call_id: str) -> str:
         """Return the memory that a call started from; several memories of a merge are joined."""
-        return self._join_memories(self._sources.get(call_id, ()), self.calls_by_id[call_id].branch)
+        return self._join_memories(self._sources[call_id], self.calls_by_id[call_id].branch)
 
     def memory_after(self, call_id: str) -> str:
         """Return the memory after a call, on its branch."""
@@ -159,24 +156,20 @@ class Trace:
         """Add the next call, which may start or change an update."""
         self.calls.append(call)
         self.calls_by_id[call.id] = call
-        parent_sources = [self._sources_after.get(parent, ()) for parent in call.parents]
-        is_single = len(parent_sources) == 1
-        sources = parent_sources[0] if is_single else tuple(dict.fromkeys(chain.from_iterable(parent_sources)))
-        self._sources[call.id] = sources
-        self._sources_after[call.id] = sources
+        parent_sources = (
+            (parent,) if parent in self.update_indices else self._sources.get(parent, ()) for parent in call.parents
+        )
+        sources = self._sources[call.id] = tuple(dict.fromkeys(chain.from_iterable(parent_sources)))
         if call.writes is Writes.ANSWER or not (call.reads or call.writes is Writes.MEMORY):
             return
         index = self._newest_update.get(call.branch)
-        if index is not None and call.reads and self.updates[index].chunk_index == call.chunk_index:
-            # Like the earlier calls of this chunk, the call is based on the memory before the chunk.
-            self._sources[call.id] = self.updates[index].sources
-            self.updates[index] = self._continue_update(self.updates[index], call)
-        else:
-            index = len(self.updates)
+        if index is None or not call.reads or self.updates[index].chunk_index != call.chunk_index:
+            index = self._newest_update[call.branch] = len(self.updates)
             self.updates.append(self._start_update(call, sources))
-        self._newest_update[call.branch] = index
+        # Like the earlier calls of its chunk, the call is based on the memory before the chunk.
+        self._sources[call.id] = self.updates[index].sources
+        self.updates[index] = self._add_to_update(self.updates[index], call)
         self.update_indices[call.id] = index
-        self._sources_after[call.id] = (call.id,)
 
     def _find_updates(self, sources: Iterable[str]) -> tuple[int, ...]:
         """Return the indices of the updates that calls belong to, without duplicates."""
@@ -184,34 +177,34 @@ class Trace:
 
     def _join_memories(self, sources: Iterable[str], branch: str) -> str:
         """Return the memory that updates give a branch: that of its own newest update, or of all of them joined."""
-        indices = self._find_updates(sources)
-        if len(indices) == 1:
-            return self.updates[indices[0]].memory
-        own_branch = [index for index in indices if self.updates[index].branch == branch]
-        memories = (self.updates[index].memory for index in ([max(own_branch)] if own_branch else indices))
+        memories = (self.updates[index].memory for index in self._find_continued(sources, branch))
         return "\n".join(filter(None, memories))
 
+    def _find_continued(self, sources: Iterable[str], branch: str) -> tuple[int, ...]:
+        """Return the index of a branch's own newest update among the updates of calls, or the indices of all."""
+        indices = self._find_updates(sources)
+        own_branch = [index for index in indices if self.updates[index].branch == branch]
+        return (max(own_branch),) if own_branch else indices
+
     def _start_update(self, call: Call, sources: tuple[str, ...]) -> MemoryUpdate:
-        """Return the update that begins with a call."""
+        """Return the update that begins with a call, before the call is added to it."""
         self._bytes_read += sum(span.end_byte - span.start_byte for span in call.reads)
-        previous_memory = self._join_memories(sources, call.branch)
-        memory = (call.text or "") if call.writes is Writes.MEMORY else previous_memory
         return MemoryUpdate(
             chunk_index=call.chunk_index,
             **call.extent_values,
-            memory=memory,
-            changed=memory != previous_memory,
+            memory=self._join_memories(sources, call.branch),
+            changed=False,
             progress=self._compute_progress(call),
-            prompt_tokens=call.usage.prompt_tokens,
-            completion_tokens=call.usage.completion_tokens,
-            seconds=call.seconds,
-            events=call.events,
+            prompt_tokens=0,
+            completion_tokens=0,
+            seconds=0.0,
+            events=(),
             branch=call.branch,
             call_id=call.id,
             sources=sources,
         )
 
-    def _continue_update(self, update: MemoryUpdate, call: Call) -> MemoryUpdate:
+    def _add_to_update(self, update: MemoryUpdate, call: Call) -> MemoryUpdate:
         memory = (call.text or "") if call.writes is Writes.MEMORY else update.memory
         return replace(
             update,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, report_failures
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import (
     CheckpointsOption,
     MaxSecondsOption,
@@ -95,27 +95,19 @@ class Mcp(ReaderOptions):
 
     def run(self) -> None:
         """Run the command."""
-        with report_failures():
-            from memagent_graph.addresses import require_safe_address  # noqa: PLC0415
-            from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
+        from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
 
-            if self.http:
-                require_safe_address(
-                    self.host,
-                    self.server_name or (),
-                    danger=None if self.allow_remote else "there is no login",
-                    remedy="Add --allow-remote if you want this.",
-                )
-            elif (self.host, self.port, self.allow_remote, self.server_name) != (_HOST, _PORT, False, None):
-                raise typer.BadParameter(
-                    "--host, --port, --allow-remote and --server-name need this option", param_hint="'--http'"
-                )
-            import asyncio  # noqa: PLC0415
+        http_options = (self.host, self.port, self.allow_remote, self.server_name)
+        if not self.http and http_options != (_HOST, _PORT, False, None):
+            raise typer.BadParameter(
+                "--host, --port, --allow-remote and --server-name need this option", param_hint="'--http'"
+            )
+        import asyncio  # noqa: PLC0415
 
-            try:
-                asyncio.run(_serve_http(self) if self.http else _serve_stdio(self))
-            except KeyboardInterrupt:
-                raise typer.Exit(ExitCode.INTERRUPTED) from None
+        try:
+            asyncio.run(_serve_http(self) if self.http else _serve_stdio(self))
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 @asynccontextmanager
@@ -133,9 +125,15 @@ async def _serve_stdio(command: Mcp) -> None:
 
 
 async def _serve_http(command: Mcp) -> None:
-    from memagent_graph.addresses import list_client_host_names, listen  # noqa: PLC0415
+    from memagent_graph.addresses import list_host_names, listen  # noqa: PLC0415
     from memagent_mcp.server import get_url, serve_http  # noqa: PLC0415
 
+    host_names = list_host_names(
+        command.host,
+        command.server_name or (),
+        danger=None if command.allow_remote else "there is no login",
+        remedy="Add --allow-remote if you want this.",
+    )
     with listen(command.host, command.port) as listener:
         async with _open_server(command) as server:
             typer.echo(f"serving at {get_url(listener)}; press Ctrl-C to stop", err=True)
@@ -145,4 +143,4 @@ async def _serve_http(command: Mcp) -> None:
                     "see the runs in the log, and use the policy",
                     err=True,
                 )
-            await serve_http(server, listener, [*(command.server_name or []), *list_client_host_names(command.host)])
+            await serve_http(server, listener, host_names)

@@ -34,7 +34,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits, ReaderContext
 from memagent_graph.reading.strategy import Strategy
 from memagent_graph.results import ReadResult
-from memagent_graph.roles import Role, complete_prompts, count_excess_tokens
+from memagent_graph.roles import Role, complete_prompts, fit_chunk_tokens
 from memagent_graph.trace import MemoryUpdate
 from memagent_report.checked_report import build_checked_report
 from memagent_report.evidence_matrix import (
@@ -287,8 +287,7 @@ class ReportJob:
 def _count_chunk_tokens(strategy: Strategy, context: ReaderContext) -> int:
     """Return how many tokens of quotes, answers or documents fit in a prompt of these roles."""
     prompts = complete_prompts(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
-    excess = count_excess_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)
-    return context.budget.chunk_tokens - max(0, excess)
+    return fit_chunk_tokens(strategy.roles, prompts, context.budget, context.tokenizer.count)
 
 
 _run_locks: PerLoop[WeakValueDictionary[str, asyncio.Lock]] = PerLoop(WeakValueDictionary)

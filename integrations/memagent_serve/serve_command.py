@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, report_failures
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import (
     CheckpointsOption,
     LogOption,
@@ -114,24 +114,23 @@ class Serve(ReaderOptions):
         """
         import os  # noqa: PLC0415
 
-        from memagent_graph.addresses import list_client_host_names, require_safe_address  # noqa: PLC0415
+        from memagent_graph.addresses import list_host_names  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_graph.storage.private_files import get_data_folder  # noqa: PLC0415
         from memagent_serve.keys import Keys  # noqa: PLC0415
         from memagent_serve.serve_settings import ServeSettings  # noqa: PLC0415
 
         keys = Keys.load(self.keys, os.environ.get("MEMAGENT_KEYS", ""))
-        names = tuple(self.server_name or ())
-        require_safe_address(
+        names = list_host_names(
             self.host,
-            names,
+            self.server_name or (),
             danger=None if keys or self.without_keys else "there are no keys",
             remedy="Set --keys to a file of keys, or add --without-keys if everyone may use this server.",
         )
         return ServeSettings(
             folder=get_data_folder() / "serve",
             keys=keys,
-            names=(*names, *list_client_host_names(self.host)),
+            names=names,
             origins=tuple(self.allow_origin or ()),
             keep_seconds=self.keep_minutes * 60,
             limits=Limits(max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds),
@@ -143,11 +142,10 @@ class Serve(ReaderOptions):
         """Run the command."""
         import asyncio  # noqa: PLC0415
 
-        with report_failures():
-            try:
-                asyncio.run(_serve(self))
-            except KeyboardInterrupt:
-                raise typer.Exit(ExitCode.INTERRUPTED) from None
+        try:
+            asyncio.run(_serve(self))
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 async def _serve(command: Serve) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import JSONOption, LogOption, print_json
 from memagent_graph.cli.run_choice import LISTED_RUNS, RunArgument, RunChoice, find_run, open_log
 from memagent_graph.errors import RunLogError
@@ -46,20 +45,19 @@ class Runs(RunChoice):
 
     def run(self) -> None:
         """Run the command."""
-        with report_failures(as_json=self.as_json):
-            log = open_log(self.log)
-            run_ids = [find_run(log, name) for name in self.run_ids or ()]
-            newest = None if self.as_json or self.delete or run_ids else LISTED_RUNS
-            records = list(log.runs(self.make_filter(run_ids, newest=newest)))
-            if self.delete:
-                _delete_runs(log, records, self)
-                return
-            totals = log.totals(record.run_id for record in records)
-            if self.as_json:
-                values = [{**asdict(record), **asdict(totals[record.run_id])} for record in records]
-                print_json({"log": str(log.path), "bytes": log.size_bytes, "runs": values})
-            else:
-                _print_table(log, records, totals)
+        log = open_log(self.log)
+        run_ids = [find_run(log, name) for name in self.run_ids or ()]
+        newest = None if self.as_json or self.delete or run_ids else LISTED_RUNS
+        records = list(log.runs(self.make_filter(run_ids, newest=newest)))
+        if self.delete:
+            _delete_runs(log, records, self)
+            return
+        totals = log.totals(record.run_id for record in records)
+        if self.as_json:
+            values = [{**asdict(record), **asdict(totals[record.run_id])} for record in records]
+            print_json({"log": str(log.path), "bytes": log.size_bytes, "runs": values})
+        else:
+            _print_table(log, records, totals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +80,16 @@ class GiveReward:
 
     def run(self) -> None:
         """Run the command."""
-        with report_failures(as_json=self.as_json):
-            log = open_log(self.log)
-            run_id = find_run(log, self.run_id)
-            log.reward(
-                run_id,
-                self.value,
-                name=self.name,
-                source=self.source,
-                conversation=self.conversation,
-                note=self.note,
-            )
+        log = open_log(self.log)
+        run_id = find_run(log, self.run_id)
+        log.reward(
+            run_id,
+            self.value,
+            name=self.name,
+            source=self.source,
+            conversation=self.conversation,
+            note=self.note,
+        )
         if self.as_json:
             names = ("conversation", "name", "value", "source", "note")
             print_json({"run_id": run_id, **{name: getattr(self, name) for name in names}})
@@ -123,7 +120,7 @@ class Export(RunChoice):
         from memagent_graph.run_log.exchange import export_runs
 
         selection = self.make_filter()
-        with report_failures(as_json=self.as_json), Console().show_status("writing the runs"):
+        with Console().show_status("writing the runs"):
             report = export_runs(
                 open_log(self.log),
                 self.destination,
@@ -172,7 +169,7 @@ class Import:
         from memagent_graph.run_log.exchange import import_runs, is_sqlite_file, merge_logs
         from memagent_graph.storage.private_files import get_default_run_log
 
-        with report_failures(as_json=self.as_json), Console().show_status("importing the runs"):
+        with Console().show_status("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):
                 raise RunLogError(f"there is no file {missing}", hint="Check the path of the file.")
             log = RunLog(self.log or get_default_run_log())

@@ -25,9 +25,9 @@ from memagent_graph.reading.langgraph_internals import (
     get_config_entry,
 )
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
-from memagent_graph.reading.strategy import Strategy, wire_strategy
+from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.reading.structured import with_response_format
-from memagent_graph.roles import complete_prompts, count_excess_tokens, require_room
+from memagent_graph.roles import complete_prompts, fit_chunk_tokens, require_room
 
 if TYPE_CHECKING:
     from memagent_graph.response_format import ResponseFormatSource
@@ -162,14 +162,18 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         PromptError: a role's template lacks a field, or has one that is not allowed.
         BudgetError: a role's prompt does not fit the window.
     """
-    graph, identity = wire_strategy(strategy)
+    graph = StrategyGraph(strategy)
     prompts = complete_prompts(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     budget, count = context.budget, context.tokenizer.count
-    if context.may_shrink and (excess := count_excess_tokens(strategy.roles, prompts, budget, count)) > 0:
-        budget = replace(budget, chunk_tokens=max(1, budget.chunk_tokens - excess))
+    if context.may_shrink:
+        budget = replace(budget, chunk_tokens=max(1, fit_chunk_tokens(strategy.roles, prompts, budget, count)))
     require_room(strategy.roles, prompts, budget, count)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")
     context = replace(
-        context, prompts=prompts, budget=budget, strategy=identity, uses_previous_calls=strategy.uses_previous_calls
+        context,
+        prompts=prompts,
+        budget=budget,
+        strategy=graph.identify(strategy),
+        uses_previous_calls=strategy.uses_previous_calls,
     )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))

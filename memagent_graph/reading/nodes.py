@@ -29,9 +29,6 @@ from memagent_graph.reading.langgraph_internals import CHECKPOINTER, get_config_
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.reading.tracing import get_trace_ids, observe_policy
 
-STREAM_TYPES = {Writes.MEMORY: "memory_update", Writes.DECISION: "decision", Writes.ANSWER: "answer"}
-"""The `type` of a call in custom streams, without the prefix "memagent."."""
-
 
 @dataclass(frozen=True)
 class StepNode(Runnable[Any, Change]):
@@ -179,7 +176,7 @@ def _stream_calls(change: Change, calls: Sequence[Call], state: Any, write: Call
             progress = min(1.0, call.extent_values["end_byte"] / size)
         write(
             {
-                "type": f"memagent.{STREAM_TYPES[call.writes]}",
+                "type": "memagent.memory_update" if call.writes is Writes.MEMORY else f"memagent.{call.writes.value}",
                 "run_id": run_id,
                 "question": state["question"],
                 "step": record,

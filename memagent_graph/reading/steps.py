@@ -291,19 +291,9 @@ async def read_with_memory(role: Role, state: Mapping[str, Any], step: StepConte
 
 
 async def answer(state: ReaderState, step: StepContext) -> Change:
-    """Ask for the answer from the trunk's memory alone."""
-    return await answer_from(state.get("memory") or "", step)
-
-
-async def answer_from(memory: str, step: StepContext, parents: Iterable[str] | None = None) -> Change:
-    """Ask for the answer from a memory, and end the run with it.
-
-    Args:
-        memory: the memory.
-        step: the step that asks.
-        parents: the calls that wrote the memory, by default the newest call of the trunk.
-    """
-    return end_with_answer(await step.ask(ANSWER, memory=memory, parents=parents), memory, step)
+    """Ask for the answer from the trunk's memory alone, and end the run with it."""
+    memory = state.get("memory") or ""
+    return end_with_answer(await step.ask(ANSWER, memory=memory), memory, step)
 
 
 def end_with_answer(reply: Reply, memory: str, step: StepContext) -> Change:

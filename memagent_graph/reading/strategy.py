@@ -37,7 +37,7 @@ from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.nodes import LoopNode, RouteNode, StepNode
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
-from memagent_graph.roles import Role, require_valid_roles
+from memagent_graph.roles import Role
 from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
@@ -109,13 +109,26 @@ class Strategy(ABC):
 
 
 class StrategyGraph:
-    """The graph that a strategy builds: LangGraph's builder, with steps as nodes."""
+    """The graph that a strategy builds: LangGraph's builder, with steps as nodes.
+
+    Raises:
+        StrategyError: name or roles are missing, the state lacks keys of `ReaderState`, or the graph is not valid.
+    """
 
     def __init__(self, strategy: Strategy) -> None:
-        require_valid_roles(strategy.roles, strategy.name or type(strategy).__name__)
         if not strategy.name:
             raise StrategyError(
                 f"{type(strategy).__name__} has no name", hint='Set `name` in its class, such as "my_way".'
+            )
+        names = [role.name for role in strategy.roles]
+        if not names:
+            raise StrategyError(
+                f"the strategy {strategy.name} has no roles",
+                hint="List in `roles` every role that its steps use, such as (UPDATE, ANSWER).",
+            )
+        if duplicate := next((name for name in names if names.count(name) > 1), None):
+            raise StrategyError(
+                f"the strategy {strategy.name} has two roles {duplicate!r}", hint="Use a unique name for every role."
             )
         self.builder: StateGraph[Any, Execution, ReaderInput, ReaderOutput] = StateGraph(
             strategy.state, context_schema=Execution, input_schema=ReaderInput, output_schema=ReaderOutput
@@ -129,6 +142,18 @@ class StrategyGraph:
         """The conditional edges, by their start node."""
         self.add_node(OPEN, self._open_document)
         self.builder.add_edge(START, OPEN)
+        try:
+            strategy.wire(self)
+            self.builder.validate()
+        except ValueError as error:
+            raise StrategyError(
+                f"the graph of {strategy.name} is not valid: {error}", hint="See the strategy's `wire`."
+            ) from error
+        if strategy.continues_after not in self.builder.nodes:
+            raise StrategyError(
+                f"{strategy.name} continues after {strategy.continues_after!r}, which is not one of its nodes",
+                hint="Give a node of its graph in `continues_after`.",
+            )
 
     def add_node(self, name: str, step: Step) -> None:
         """Add a step as a node."""
@@ -165,8 +190,8 @@ class StrategyGraph:
         empty_values = {name: _make_empty_value(channel) for name, channel in channels.items()}
         return {**empty_values, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}
 
-    def fingerprint(self, strategy: Strategy) -> str:
-        """Return a hash of the strategy's identity: name, options, roles, state and edges."""
+    def identify(self, strategy: Strategy) -> StrategyId:
+        """Return the strategy's name, and a hash of its name, options, roles, state and edges."""
         edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
         joins = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
         conditional_edges = sorted(
@@ -185,29 +210,7 @@ class StrategyGraph:
             *conditional_edges,
             *channels,
         ]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def wire_strategy(strategy: Strategy) -> tuple[StrategyGraph, StrategyId]:
-    """Return the graph and the identity of a strategy.
-
-    Raises:
-        StrategyError: name or roles are missing, the state lacks keys of `ReaderState`, or the graph is not valid.
-    """
-    graph = StrategyGraph(strategy)
-    try:
-        strategy.wire(graph)
-        graph.builder.validate()
-    except ValueError as error:
-        raise StrategyError(
-            f"the graph of {strategy.name} is not valid: {error}", hint="See the strategy's `wire`."
-        ) from error
-    if strategy.continues_after not in graph.builder.nodes:
-        raise StrategyError(
-            f"{strategy.name} continues after {strategy.continues_after!r}, which is not one of its nodes",
-            hint="Give a node of its graph in `continues_after`.",
-        )
-    return graph, StrategyId(strategy.name, graph.fingerprint(strategy))
+        return StrategyId(strategy.name, hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
 
 
 def _get_compared_options(strategy: Strategy) -> dict[str, Any]:

@@ -44,11 +44,11 @@ _SHIPPED: Final = {
     "gated": "gated.Gated",
     "refine": "refine.Refine",
     "map_reduce": "map_reduce.MapReduce",
-    "parallel": "parallel.Parallel",
+    "parallel": "map_reduce.Parallel",
     "segments": "segments.Segments",
     "reread": "reread.Reread",
     "recall": "recall.Recall",
-    "retrieval": "retrieval.Retrieval",
+    "retrieval": "excerpts.Retrieval",
     "middle_truncation": "excerpts.MiddleTruncation",
     "full_context": "excerpts.FullContext",
 }

@@ -14,8 +14,10 @@ Documents are read as a stream, so at most the text of one call is in memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
 from typing import Any, ClassVar, Final, NotRequired
 
 from langgraph.graph import END
@@ -24,10 +26,11 @@ from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
 from memagent_graph.calls import Span, Writes
 from memagent_graph.documents.chunking import Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
-from memagent_graph.prompts import AnswerFormat, read_template
+from memagent_graph.prompts import read_template
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.reading.steps import Change, StepContext, end_with_answer
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.retriever import BM25Retriever, Retriever, rank_texts
 from memagent_graph.roles import ANSWER, UPDATE, Role, complete_prompts, read_answer_instructions
 
 _COUNTING_CHUNK_TOKENS: Final = 1024
@@ -36,18 +39,20 @@ DOES_NOT_FIT: Final = "does_not_fit"
 """The stop reason in the run log if the document does not fit."""
 BOUNDARY_TOKENS: Final = 16
 """Margin for token boundaries: inside a prompt, a text may have a few tokens more or fewer than on its own."""
-
-
-def _make_question_template(answer_format: AnswerFormat) -> str:
-    """Return the template for a question about a text, with the instructions on the form of the answer."""
-    return f"{read_template('question')}\n\n{read_answer_instructions(answer_format)}"
+_CHUNK_TOKENS: Final = 256
+_MIN_CHUNKS: Final = 8
+"""Minimum number of chunks in the window. With 4 chunks in a window of 1024 tokens, the chunk with the fact was shown
+for 13 of 30 questions on documents of 16,000 tokens with near misses; with chunks of half the length, for 27."""
+_TAIL_PERCENT: Final = 50
+"""A chunk ends with a sentence that ends in this last part of it (percent). With 15 %, chunks of 80 tokens cut 17 of
+320 planted sentences in two; with 50 %, none."""
 
 
 QUESTION: Final = Role(
     "question",
     Writes.ANSWER,
     frozenset({"chunk"}),
-    _make_question_template,
+    lambda answer_format: f"{read_template('question')}\n\n{read_answer_instructions(answer_format)}",
     "answer_tokens",
     fills_window=True,
     optional=True,
@@ -201,13 +206,14 @@ class FullContext(Excerpt):
     def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the whole document, or raise `DoesNotFitError`."""
         ends = DocumentEnds(window.make_chunker)
+        whole_span = ends.cut(0, ends.tokens)
         spare_tokens = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
         needed_tokens = window.window_tokens - window.available_tokens + ends.tokens
         if ends.tokens <= window.available_tokens + spare_tokens + BOUNDARY_TOKENS:
-            needed_tokens = window.count_call_tokens(window.read_text([ends.make_whole_span()]))
+            needed_tokens = window.count_call_tokens(window.read_text([whole_span]))
         if needed_tokens - spare_tokens > window.window_tokens:
             raise DoesNotFitError(needed_tokens - spare_tokens, window.window_tokens, ends.tokens)
-        return [ends.make_whole_span()], ends.tokens
+        return [whole_span], ends.tokens
 
 
 @dataclass(frozen=True)
@@ -223,12 +229,67 @@ class MiddleTruncation(Excerpt):
 
         def truncate(tokens: int) -> list[Span]:
             if tokens >= ends.tokens:
-                return [ends.make_whole_span()]
-            return [
-                span for span in (ends.find_head(tokens - tokens // 2), ends.find_tail(tokens // 2)) if span is not None
-            ]
+                return [ends.cut(0, ends.tokens)]
+            tail_tokens = tokens // 2
+            head = ends.cut(0, tokens - tail_tokens)
+            return [head, ends.cut(ends.tokens - tail_tokens, ends.tokens, index=1)] if tail_tokens else [head]
 
         return window.fit_to_window(truncate), ends.tokens
+
+
+@dataclass(frozen=True)
+class Retrieval(Excerpt):
+    """Retrieval-augmented generation in one call: chunks that end with a sentence, ranked by BM25.
+
+    Raises:
+        StrategyError: a number is too small.
+        MissingExtraError: the extra "recall" (a part of "eval") is not installed.
+    """
+
+    chunks: int = 0
+    """The number of chunks to show. 0 means as many as fit."""
+    chunk_tokens: int = 0
+    """The number of tokens of a chunk. 0 means 256, or an eighth of the room in the window if that is less."""
+    retriever: Retriever = field(default_factory=BM25Retriever, compare=False)
+    """Ranks chunks. The default is BM25."""
+
+    name: ClassVar[str] = "retrieval"
+    shows: ClassVar[str] = "only the passages that a search finds for each question, not the whole document"
+
+    def __post_init__(self) -> None:
+        self.require_at_least(0, "chunks", "chunk_tokens")
+
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+        """Return the best chunks that fit (or the beginning of the best chunk), and the document's tokens."""
+        context, spans = window.context, list[Span]()
+        chunk_tokens = self.chunk_tokens or min(_CHUNK_TOKENS, max(1, window.available_tokens // _MIN_CHUNKS))
+        chunker = Chunker(
+            context.store, window.document, context.tokenizer, chunk_tokens, "sentence", tail_percent=_TAIL_PERCENT
+        )
+
+        def iter_texts() -> Iterator[str]:
+            for chunk in chunker.chunks():
+                spans.append(Span.of(chunk))
+                yield chunk.text
+
+        ranking = await rank_texts(self.retriever, iter_texts(), window.question)
+        matches = set(ranking)
+        ranking += [index for index in range(len(spans)) if index not in matches]
+        best_spans = [spans[index] for index in ranking[: self.chunks or None]]
+        choose = partial(_choose_best, best_spans=best_spans, window=window)
+        return await asyncio.to_thread(window.fit_to_window, choose), sum(span.tokens for span in spans)
+
+
+def _choose_best(max_tokens: int, best_spans: Sequence[Span], window: ExcerptWindow) -> list[Span]:
+    """Return the best chunks with at most `max_tokens` in total, in the document's order."""
+    totals = accumulate(span.tokens for span in best_spans)
+    fitting_spans = [span for span, total in zip(best_spans, totals, strict=True) if total <= max_tokens]
+    if fitting_spans:
+        return sorted(fitting_spans, key=lambda span: span.start_byte)
+    text = window.context.take_first_tokens(window.read_text(best_spans[:1]), max_tokens)
+    best_span = best_spans[0]
+    end_char, end_byte = best_span.start_char + len(text), best_span.start_byte + len(text.encode())
+    return [replace(best_span, end_char=end_char, end_byte=end_byte, tokens=max_tokens)]
 
 
 def count_prompt_overhead(context: ReaderContext) -> int:
@@ -242,7 +303,7 @@ def count_prompt_overhead(context: ReaderContext) -> int:
 
 
 class DocumentEnds:
-    """Counts a document's tokens and returns its beginning and its end. Counting reads the whole document once.
+    """Counts a document's tokens and finds its beginning and its end. Counting reads the whole document once.
 
     Args:
         make_chunker: makes a chunker of the document for a number of tokens.
@@ -251,35 +312,22 @@ class DocumentEnds:
     def __init__(self, make_chunker: Callable[[int], Chunker]) -> None:
         self._make_chunker = make_chunker
         self.tokens = 0
-        self._end_cursor = start_cursor()
-        self._starts: list[tuple[int, Cursor]] = []
-        """For each chunk: the number of tokens before it, and its start."""
+        self._cursors = [(0, start_cursor())]
+        """The start of each chunk and the document's end, with the number of tokens before it."""
         for chunk in make_chunker(_COUNTING_CHUNK_TOKENS).chunks():
-            self._starts.append((self.tokens, self._end_cursor))
-            self._end_cursor = chunk.next
             self.tokens += chunk.tokens
+            self._cursors.append((self.tokens, chunk.next))
 
-    def make_whole_span(self) -> Span:
-        """Return the span of the whole document."""
-        return self._make_span_to_end(start_cursor(), self.tokens)
+    def cut(self, start: int, end: int, index: int = 0) -> Span:
+        """Return the span of the tokens from `start` to `end`; a token inside a character belongs to what follows."""
+        (start_tokens, first), (end_tokens, last) = self._find_token(start), self._find_token(end)
+        return Span(index, first["char"], last["char"], first["byte"], last["byte"], end_tokens - start_tokens)
 
-    def find_head(self, tokens: int) -> Span | None:
-        """Return the document's first tokens, up to 3 fewer if the last one would end inside a character."""
-        chunk = next(iter(self._make_chunker(tokens).chunks()), None) if tokens else None
-        return None if chunk is None else Span.of(chunk)
-
-    def find_tail(self, tokens: int) -> Span | None:
-        """Return the document's last tokens, up to 3 more if the first one would begin inside a character."""
-        if not tokens:
-            return None
-        start = max(0, self.tokens - tokens)
-        tokens_before, cursor = next(entry for entry in reversed(self._starts) if entry[0] <= start)
-        if skipped_tokens := start - tokens_before:
+    def _find_token(self, tokens: int) -> tuple[int, Cursor]:
+        """Return the position after `tokens` tokens, or up to 3 fewer if it would be inside a character."""
+        tokens_before, cursor = next(entry for entry in reversed(self._cursors) if entry[0] <= tokens)
+        if skipped_tokens := tokens - tokens_before:
             chunk = next(iter(self._make_chunker(skipped_tokens).chunks(cursor)))
             if chunk.tokens <= skipped_tokens:  # a chunk has at least one character, of any number of tokens
-                tokens_before, cursor = tokens_before + chunk.tokens, chunk.next
-        return replace(self._make_span_to_end(cursor, self.tokens - tokens_before), index=1)
-
-    def _make_span_to_end(self, cursor: Cursor, tokens: int) -> Span:
-        end = self._end_cursor
-        return Span(0, cursor["char"], end["char"], cursor["byte"], end["byte"], tokens)
+                return tokens_before + chunk.tokens, chunk.next
+        return tokens_before, cursor

@@ -1,4 +1,4 @@
-"""Map and reduce: finds the facts of all chunks in parallel, then merges the findings as a tree.
+"""Map and reduce: finds the facts of all chunks in parallel, then merges the findings as a tree; in one or more passes.
 
 Strategies with other branches extend `BranchingStrategy`. A branch reads one chunk, or merges one group, in one
 superstep. Its finding is stored under its name, so a killed run loses only its running branches.
@@ -23,7 +23,7 @@ from memagent_graph.errors import BudgetError
 from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.policy_request import Reply
 from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
-from memagent_graph.reading.steps import Change, Step, StepContext, answer_from, branch, get_chosen_chunk
+from memagent_graph.reading.steps import Change, Step, StepContext, branch, end_with_answer, get_chosen_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, ParsedReply, Role
 
@@ -63,49 +63,6 @@ class BranchingStrategy(Strategy):
 
     state: ClassVar[type] = BranchingState
 
-    def wire_chunks(
-        self,
-        graph: StrategyGraph,
-        node: str,
-        read_chunk: Step,
-        width: int,
-        shared_keys: Iterable[str] = (),
-    ) -> None:
-        """Add the first nodes: choose_chunks -> `node`, in parallel -> choose_chunks -> ... -> gather.
-
-        Args:
-            graph: the graph of the strategy.
-            node: the name of the step that reads a chunk.
-            read_chunk: the step.
-            width: the number of chunks that are chosen at once.
-            shared_keys: further keys of the state that the branches read.
-        """
-
-        async def choose_chunks(state: BranchingState, step: StepContext) -> Change:
-            """Choose the next chunks; none at the document's end. At a limit the read stops."""
-            cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
-            if stop := step.stop_if_limit_reached():
-                return {"spans": [], **stop}
-            count = step.count_chunks_left(width)
-            while len(spans) < count and (choice := await step.next_chunk(cursor)):
-                span, cursor = choice
-                spans.append(span.stored)
-            return {"spans": spans, "cursor": cursor}
-
-        def branch_per_chunk(state: Any) -> str | Sequence[Send]:
-            if state.get("stop_reason"):
-                return END
-            pass_number = state.get("number") or 1
-            prefix = f"{pass_number}." if pass_number > 1 else ""
-            values, spans = {key: state[key] for key in shared_keys if key in state}, state.get("spans") or ()
-            return [branch(node, state, f"{prefix}{span['index']}", span=span, **values) for span in spans] or "gather"
-
-        graph.add_node("choose_chunks", choose_chunks)
-        graph.add_node(node, read_chunk)
-        graph.add_edge(OPEN, "choose_chunks")
-        graph.add_conditional_edges("choose_chunks", branch_per_chunk, [node, "gather", END])
-        graph.add_edge(node, "choose_chunks")
-
     def wire_merging(self, graph: StrategyGraph, *, next_node: str = "answer") -> None:
         """Add gather -> merge_findings, in parallel -> gather -> ... -> `next_node`, and the answer.
 
@@ -130,7 +87,7 @@ class BranchingStrategy(Strategy):
 
     def compute_current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return all findings, cut to the budget of a memory."""
-        findings = sort_findings(state.get("findings", {})).values()
+        findings = sort_findings(state).values()
         return context.truncate(join_findings(findings, context), context.budget.memory_tokens)
 
     def apply_edit(self, state: Any, call: Call, text: str) -> Change:
@@ -140,7 +97,7 @@ class BranchingStrategy(Strategy):
 
 async def gather(state: BranchingState, step: StepContext) -> Change:
     """Group the findings so that one call can merge a group. Empty findings are dropped."""
-    findings, prompts = sort_findings(state.get("findings", {})), step.context.prompts
+    findings, prompts = sort_findings(state), step.context.prompts
     empty_names = [name for name, finding in findings.items() if not parse_finding(finding["text"], prompts).text]
     nonempty = {name: finding for name, finding in findings.items() if name not in empty_names}
     return {"findings": dict.fromkeys(empty_names), "groups": group_findings(nonempty, step.context)}
@@ -170,23 +127,24 @@ async def merge_findings(state: BranchState, step: StepContext) -> Change:
 
 async def answer_from_findings(state: BranchingState, step: StepContext) -> Change:
     """Ask for the answer from the remaining findings."""
-    findings = sort_findings(state.get("findings", {})).values()
-    return await answer_from(join_findings(findings, step.context), step, _get_call_ids(findings))
+    findings = sort_findings(state).values()
+    memory = join_findings(findings, step.context)
+    return end_with_answer(await step.ask(ANSWER, memory=memory, parents=_get_call_ids(findings)), memory, step)
 
 
 def _get_call_ids(findings: Iterable[Finding]) -> list[str]:
     return [finding["call_id"] for finding in findings]
 
 
-def sort_findings(findings: Mapping[str, Finding]) -> dict[str, Finding]:
-    """Return findings in the order of their passes and chunks."""
-    return {name: findings[name] for name in sorted(findings, key=_make_finding_sort_key)}
+def sort_findings(state: Mapping[str, Any]) -> dict[str, Finding]:
+    """Return the findings in the order of their passes and chunks."""
 
+    def get_pass_and_chunk(name: str) -> tuple[int, int]:
+        pass_number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
+        return int(pass_number or 1), int(chunk)
 
-def _make_finding_sort_key(name: str) -> tuple[int, int]:
-    """Return the pass (from 1) and the first chunk in the name of a finding."""
-    pass_number, _, chunk = name.split("-", maxsplit=1)[0].rpartition(".")
-    return int(pass_number or 1), int(chunk)
+    findings = state.get("findings", {})
+    return {name: findings[name] for name in sorted(findings, key=get_pass_and_chunk)}
 
 
 def _merge_name(names: Sequence[str]) -> str:
@@ -253,6 +211,7 @@ def _compute_max_finding_tokens(context: ReaderContext) -> int:
 
 
 MAP = Role("map", fields=frozenset({"chunk"}), template=read_template("map"), parse=parse_finding, fallback="update")
+EXTRACT = Role("extract", template=read_template("extract"), parse=parse_finding, fallback="update")
 
 
 @dataclass(frozen=True)
@@ -270,8 +229,100 @@ class MapReduce(BranchingStrategy):
     def wire(self, graph: StrategyGraph) -> None:
         """Add the map and the reduce step."""
         self.wire_merging(graph)
-        self.wire_chunks(graph, "map_chunk", _map_chunk, self.width)
+        self.wire_chunks(graph, "map_chunk", _map_chunk)
+
+    def wire_chunks(self, graph: StrategyGraph, node: str, read_chunk: Step) -> None:
+        """Add choose_chunks -> `node`, in parallel -> choose_chunks -> ... -> gather; `read_chunk` reads a chunk."""
+
+        def branch_per_chunk(state: ParallelState) -> str | Sequence[Send]:
+            if state.get("stop_reason"):
+                return END
+            pass_number = state.get("number") or 1
+            prefix = f"{pass_number}." if pass_number > 1 else ""
+            previous = {key: state.get(key) for key in ("previous_memory", "previous_steps")}
+            return [
+                branch(node, state, f"{prefix}{span['index']}", span=span, **previous)
+                for span in state.get("spans") or ()
+            ] or "gather"
+
+        graph.add_node("choose_chunks", self._choose_chunks)
+        graph.add_node(node, read_chunk)
+        graph.add_edge(OPEN, "choose_chunks")
+        graph.add_conditional_edges("choose_chunks", branch_per_chunk, [node, "gather", END])
+        graph.add_edge(node, "choose_chunks")
+
+    async def _choose_chunks(self, state: BranchingState, step: StepContext) -> Change:
+        """Choose the next chunks; none at the document's end. At a limit the read stops."""
+        cursor, spans = state.get("cursor") or start_cursor(), list[dict[str, Any]]()
+        if stop := step.stop_if_limit_reached():
+            return {"spans": [], **stop}
+        count = step.count_chunks_left(self.width)
+        while len(spans) < count and (choice := await step.next_chunk(cursor)):
+            span, cursor = choice
+            spans.append(span.stored)
+        return {"spans": spans, "cursor": cursor}
 
 
 async def _map_chunk(state: BranchState, step: StepContext) -> Change:
     return add_finding(await step.read(MAP, get_chosen_chunk(state)), step)
+
+
+class ParallelState(BranchingState):
+    """The branches' findings, and the number of the pass."""
+
+    number: NotRequired[int]
+    """The number of the pass, from 1; None means 1."""
+    previous_memory: NotRequired[str]
+    """The memory after the previous passes."""
+    previous_steps: NotRequired[list[str]]
+    """The ids of the calls that wrote `previous_memory`."""
+
+
+@dataclass(frozen=True)
+class Parallel(MapReduce):
+    """choose_chunks -> extract, in parallel -> ... -> gather -> merge_findings -> ... -> end_pass -> ... -> answer.
+
+    After PI-Mem (arXiv 2608.03048), with two changes: findings are merged as a tree within the memory's budget, so no
+    prompt grows with the document, and findings keep their chunks.
+    """
+
+    passes: int = 2
+    """Maximum number of passes, each of which sees the memory of the previous one. A pass that finds nothing new is the
+    last."""
+    name: ClassVar[str] = "parallel"
+    roles: ClassVar[tuple[Role, ...]] = (EXTRACT, MERGE, ANSWER)
+    state: ClassVar[type] = ParallelState
+
+    def __post_init__(self) -> None:
+        self.require_at_least(1, "passes", "width")
+
+    def wire(self, graph: StrategyGraph) -> None:
+        """Add the steps of a pass, and the edge to the next pass."""
+        graph.add_node("end_pass", self._end_pass)
+        self.wire_merging(graph, next_node="end_pass")
+        self.wire_chunks(graph, "extract", _extract)
+        graph.add_conditional_edges("end_pass", _route_after_pass, ["choose_chunks", "answer"])
+
+    async def _end_pass(self, state: ParallelState, step: StepContext) -> Change:
+        """Begin the next pass, unless this was the last one or found nothing new."""
+        pass_number, findings = state.get("number") or 1, sort_findings(state).values()
+        call_ids = _get_call_ids(findings)
+        if pass_number >= self.passes or call_ids == (state.get("previous_steps") or []):
+            return {"spans": None}
+        return {
+            "spans": [],
+            "cursor": start_cursor(),
+            "number": pass_number + 1,
+            "previous_memory": join_findings(findings, step.context),
+            "previous_steps": call_ids,
+        }
+
+
+async def _extract(state: ParallelState, step: StepContext) -> Change:
+    memory, parents = state.get("previous_memory") or "", state.get("previous_steps") or []
+    reply = await step.read(EXTRACT, get_chosen_chunk(state), memory=memory, parents=parents)
+    return add_finding(reply, step, memory=memory)
+
+
+def _route_after_pass(state: ParallelState) -> str:
+    return "answer" if state.get("spans") is None else "choose_chunks"

@@ -23,8 +23,7 @@ from memagent_graph.policies.profile import load_profile
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.storage.checkpoints import open_checkpointer
 from memagent_graph.strategies import load_strategy
-from memagent_graph.strategies.excerpts import FullContext, count_prompt_overhead
-from memagent_graph.strategies.retrieval import Retrieval
+from memagent_graph.strategies.excerpts import FullContext, Retrieval, count_prompt_overhead
 from memagent_graph.tokenizers import load_tokenizer
 
 EXCERPTS = ["full_context", "middle_truncation", "retrieval"]

@@ -35,13 +35,15 @@ def test_document_ends_have_the_requested_number_of_tokens(words, repeats, head_
         ends = DocumentEnds(lambda tokens: Chunker(store, document, TOKENIZER, tokens))
 
         def read_span(span) -> str:
-            return store.read(document, span.start_byte, span.end_byte) if span else ""
+            return store.read(document, span.start_byte, span.end_byte)
 
-        for span in filter(None, (ends.make_whole_span(), ends.find_head(head_tokens), ends.find_tail(tail_tokens))):
+        whole = ends.cut(0, ends.tokens)
+        head, tail = ends.cut(0, min(head_tokens, size)), ends.cut(max(0, size - tail_tokens), size)
+        for span in (whole, head, tail):
             assert read_span(span) == text[span.start_char : span.end_char]
         assert ends.tokens == size
-        assert read_span(ends.make_whole_span()) == text
-        head_text, tail_text = read_span(ends.find_head(head_tokens)), read_span(ends.find_tail(tail_tokens))
+        assert read_span(whole) == text
+        head_text, tail_text = read_span(head), read_span(tail)
     assert text.startswith(head_text)
     assert text.endswith(tail_text)
     assert min(head_tokens, size) - 3 <= len(TOKENIZER.encode(head_text)) <= head_tokens or head_tokens < 4
