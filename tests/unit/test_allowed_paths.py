@@ -38,7 +38,7 @@ PATHS_OUTSIDE = ("../secret.txt", "inner/../../secret.txt", "way_out.txt", "way_
     "path",
     [
         *PATHS_OUTSIDE,
-        "/etc/passwd", "~/.ssh/id_rsa", "absent.txt", "", "\0", "inner\0/book.txt",
+        "/etc/passwd", "~/.ssh/id_rsa", "absent.txt", " ", "\0", "inner\0/book.txt",
         "file:///etc/passwd", "http://example.org/x", "x" * 100_000,
     ],
 )  # fmt: skip
