@@ -189,10 +189,10 @@ class StrategyGraph:
 
     def identify(self, strategy: Strategy) -> StrategyId:
         """Return the strategy's name, and a hash of its name, options, roles, state and edges."""
-        options = [option.name for option in fields(strategy) if option.compare] if is_dataclass(strategy) else []
+        options = fields(strategy) if is_dataclass(strategy) else ()
         parts = [
             strategy.name,
-            repr(sorted((option, getattr(strategy, option)) for option in options)),
+            repr(sorted((option.name, getattr(strategy, option.name)) for option in options if option.compare)),
             *(role.signature for role in strategy.roles),
             *sorted(self.builder.nodes),
             *sorted(f"{start}>{end}" for start, end in self.builder.edges),
