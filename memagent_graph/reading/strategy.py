@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any, ClassVar
 
 from langgraph.channels import BinaryOperatorAggregate, Topic
@@ -189,7 +189,7 @@ class StrategyGraph:
 
     def identify(self, strategy: Strategy) -> StrategyId:
         """Return the strategy's name, and a hash of its name, options, roles, state and edges."""
-        options = fields(strategy) if is_dataclass(strategy) else ()
+        options: Sequence[Field[Any]] = fields(strategy) if is_dataclass(strategy) else ()
         parts = [
             strategy.name,
             repr(sorted((option.name, getattr(strategy, option.name)) for option in options if option.compare)),
