@@ -122,7 +122,9 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self._checkpoints = checkpoints
         profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
-            tokenizer = _find_profile_tokenizer(profile)
+            folder = find_profile_folder(profile)
+            own_tokenizer = folder if (folder / "tokenizer.json").is_file() else None
+            tokenizer = EMBEDDED if profile == EMBEDDED else own_tokenizer
         self._set_parts(
             Parts(
                 settings=settings,
@@ -644,11 +646,3 @@ def _open_log(run_log: RunLog | Path | str | bool) -> RunLog | None:
     if isinstance(run_log, bool):
         return RunLog(get_default_run_log()) if run_log else None
     return run_log if isinstance(run_log, RunLog) else RunLog(run_log)
-
-
-def _find_profile_tokenizer(profile: Path | str) -> Path | str | None:
-    """Return the argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
-    if profile == EMBEDDED:
-        return profile
-    folder = find_profile_folder(profile)
-    return folder if (folder / "tokenizer.json").is_file() else None
