@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 
 from memagent_graph.concurrency.background import PerLoop, make_synchronous, make_synchronous_stream
 from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
-from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.documents import Document, DocumentRef, DocumentStore, open_store
 from memagent_graph.errors import (
     CheckpointError,
     DocumentMismatchError,
@@ -53,7 +53,7 @@ from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
-from memagent_graph.storage.private_files import get_default_run_log, get_default_store
+from memagent_graph.storage.private_files import get_default_run_log
 from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
@@ -104,7 +104,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         policy: Any = None,
         *,
         settings: ReadSettings | None = None,
-        store: DocumentStore | Path | None = None,
+        store: DocumentStore | Path | str | None = None,
         checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
         run_log: RunLog | Path | str | bool = True,
         **choices: Any,
@@ -129,7 +129,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             Parts(
                 settings=settings,
                 policy=own_policy,
-                store=store if isinstance(store, DocumentStore) else DocumentStore(store or get_default_store()),
+                store=store if isinstance(store, DocumentStore) else open_store(store),
                 profile=require_profile(profile) if isinstance(profile, str | Path) else profile,
                 tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
                 run_log=_open_log(run_log),
