@@ -427,39 +427,6 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         name = str(self.policy or model)
         return ". ".join([f"policy {name}: {_CHOICE_REASONS[self.chosen_by]}", *filter(None, [_ABILITIES.get(name)])])
 
-    def with_other(
-        self,
-        *,
-        policy: str | None = None,
-        model: str | None = None,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        header: Any = None,
-        strategy: str | None = None,
-    ) -> Self:
-        """Return these settings with another policy or strategy.
-
-        A policy is given by name, with its model and server, or by model or server alone. Key and headers are sent only
-        to a server that is given here or in OPENAI_BASE_URL.
-
-        Raises:
-            RunError: a key or a header is given, but only the log names the server.
-        """
-        is_server_from_log = self.api_key == NO_KEY and policy is None and base_url is None
-        if is_server_from_log and (api_key or header):
-            raise RunError(
-                f"the {'key' if api_key else 'header'} is not sent to {self.base_url}: only the log names this server",
-                hint=f"If it is your server, pass --base-url {self.base_url}.",
-            )
-        key = NO_KEY if is_server_from_log else api_key
-        changes: dict[str, Any] = {"api_key": key, "strategy": strategy or self.strategy, "header": header}
-        if policy is not None:
-            changes |= {"policy": policy, "model": model, "base_url": base_url, "chosen_by": None}
-        elif model is not None or base_url is not None:
-            server = {"model": model or self.model, "base_url": base_url or self.base_url}
-            changes |= {"policy": None, **server, "chosen_by": None}
-        return dataclass_replace(self, **changes)
-
 
 _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "budget": {

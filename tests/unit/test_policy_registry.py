@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.added_package import add_package
 
+from memagent_graph.cli.read import Resume
 from memagent_graph.entry_points import POLICIES
 from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.policies.local import LocalPolicy
@@ -152,10 +153,11 @@ def test_policy_and_strategy_are_logged() -> None:
 
 
 def test_another_policy_replaces_that_of_the_log() -> None:
-    other = ReadSettings(policy="server", model="m", base_url="http://old/v1").with_other(base_url=URL)
+    old = ReadSettings(policy="server", model="m", base_url="http://old/v1")
+    other = Resume(run_id="r", base_url=URL).change_settings(old)
     assert make_policy(other) and (other.policy_name, other.model, other.base_url) == ("server", "m", URL)
-    server_settings = ReadSettings(model="large", base_url=URL)
-    assert server_settings.with_other(policy="mine") == ReadSettings(policy="mine"), "no setting of the server is kept"
+    own = Resume(run_id="r", policy="mine").change_settings(other)
+    assert own == ReadSettings(policy="mine"), "no setting of the server is kept"
 
 
 def test_chat_template_arguments_are_in_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
