@@ -43,10 +43,9 @@ from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
 from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAccess
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
-from memagent_graph.cli.console import Console
-from memagent_graph.cli.exit_codes import ExitCode, report_failures
+from memagent_graph.cli.console import Console, ProgressDisplay, describe_progress
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import expand_questions, print_json
-from memagent_graph.cli.progress import ProgressDisplay, describe_progress
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import format_count, make_one_line
@@ -228,28 +227,27 @@ class CorpusSession:
             typer.Exit: with the exit code, if it is not 0.
         """
         options = self._options
-        with report_failures(self._console):
-            prices = Prices.of(options.price_in, options.price_out)
-            if options.ray_actors is not None and options.ray is None:
-                raise MemAgentError("--ray-actors needs a Ray cluster", hint="Choose one with --ray.")
-            self._questions = expand_questions(options.question or ())
-            if not self._questions and options.question_column is None:
-                raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
-            self._response_format = None if options.schema is None else ResponseFormat.load(options.schema)
-            self._inputs = self._open_inputs()
-            settings = options.make_settings()
-            self._settings = settings if options.log else settings.replace(logprobs=False)
-            self._console.print_policy(self._settings.policy_reason)
-            try:
-                if options.estimate:
-                    self._print_estimate(asyncio.run(self._estimate_corpus()), prices)
-                    return
-                summary = asyncio.run(self._read_corpus())
-            except ValueError as error:
-                raise typer.Exit(self._console.report_error(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
-            except (KeyboardInterrupt, asyncio.CancelledError):
-                typer.echo("interrupted; finished rows are kept, and the same command continues", err=True)
-                raise typer.Exit(ExitCode.INTERRUPTED) from None
+        prices = Prices.of(options.price_in, options.price_out)
+        if options.ray_actors is not None and options.ray is None:
+            raise MemAgentError("--ray-actors needs a Ray cluster", hint="Choose one with --ray.")
+        self._questions = expand_questions(options.question or ())
+        if not self._questions and options.question_column is None:
+            raise MemAgentError("there is no question", hint="Ask one with -q, or use --question-column.")
+        self._response_format = None if options.schema is None else ResponseFormat.load(options.schema)
+        self._inputs = self._open_inputs()
+        settings = options.make_settings()
+        self._settings = settings if options.log else settings.replace(logprobs=False)
+        self._console.print_policy(self._settings.policy_reason)
+        try:
+            if options.estimate:
+                self._print_estimate(asyncio.run(self._estimate_corpus()), prices)
+                return
+            summary = asyncio.run(self._read_corpus())
+        except ValueError as error:
+            raise typer.Exit(self._console.report_error(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            typer.echo("interrupted; finished rows are kept, and the same command continues", err=True)
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
         self._print_summary(summary)
         if summary.ended is not StopCause.DONE:
             raise typer.Exit(ExitCode.STOPPED)

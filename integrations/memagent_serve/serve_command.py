@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, report_failures
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import (
     CheckpointsOption,
     LogOption,
@@ -142,11 +142,10 @@ class Serve(ReaderOptions):
         """Run the command."""
         import asyncio  # noqa: PLC0415
 
-        with report_failures():
-            try:
-                asyncio.run(_serve(self))
-            except KeyboardInterrupt:
-                raise typer.Exit(ExitCode.INTERRUPTED) from None
+        try:
+            asyncio.run(_serve(self))
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 async def _serve(command: Serve) -> None:
