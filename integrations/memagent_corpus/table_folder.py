@@ -36,15 +36,18 @@ from memagent_corpus.typed_columns import TypedColumn
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.settings import iter_differences
 from memagent_graph.storage.parquet_rows import iter_rows, load_pyarrow, open_parquet
-from memagent_graph.storage.private_files import create_private_folder, get_data_folder, open_atomically
+from memagent_graph.storage.private_files import (
+    UNFINISHED_PREFIX,
+    create_private_folder,
+    get_data_folder,
+    open_atomically,
+)
 
 MANIFEST: Final = "_manifest.json"
 WORK_FOLDER: Final = "_work"
 _TABLE_FORMAT: Final = "memagent-corpus"
 _VERSION: Final = 1
 _PART_NAME: Final = re.compile(r"part-\d{6,}\.parquet")
-_UNFINISHED_PREFIXES: Final = (".part-", f".{MANIFEST}-")
-"""Beginnings of the names of files that a killed process left unfinished."""
 _BATCH_ROWS: Final = 1024
 _RESPONSE_FORMAT: Final = "response_format"
 _MAX_DIFFERENCES: Final = 12
@@ -200,7 +203,7 @@ class TableFolder:
         manifest = self.manifest()
         if manifest is None:
             if other_files := [
-                name for name in self._list_sizes() if name != WORK_FOLDER and not name.startswith(_UNFINISHED_PREFIXES)
+                name for name in self._list_sizes() if name != WORK_FOLDER and not name.startswith(UNFINISHED_PREFIX)
             ]:
                 raise CorpusError(
                     f"{self.display_name} is not empty and has no table: {', '.join(sorted(other_files)[:3])}",
@@ -266,7 +269,7 @@ class TableFolder:
         part_names = {part.name for part in self._require_writer().parts}
         with self._convert_errors():
             for name in self._list_sizes():
-                if name.startswith(_UNFINISHED_PREFIXES) or (_PART_NAME.fullmatch(name) and name not in part_names):
+                if name.startswith(UNFINISHED_PREFIX) or (_PART_NAME.fullmatch(name) and name not in part_names):
                     self._filesystem.rm_file(f"{self._path}/{name}")
 
     def _write_manifest(self, manifest: TableManifest) -> None:
