@@ -42,10 +42,9 @@ from memagent_corpus.on_ray import ActorPlan, RayEngine, connect
 from memagent_corpus.source_access import CorpusDocument, CorpusSize, SourceAccess
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import InputColumns
-from memagent_graph.cli.console import Console
+from memagent_graph.cli.console import Console, ProgressDisplay, describe_progress
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import expand_questions, print_json
-from memagent_graph.cli.progress import ProgressDisplay, describe_progress
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import format_count, make_one_line

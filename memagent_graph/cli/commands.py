@@ -45,7 +45,7 @@ _BUILT_IN: Final = {
     "read": "read:Read",
     "resume": "read:Resume",
     "doctor": "doctor:Doctor",
-    "show": "show:Show",
+    "show": "runs:Show",
     "runs": "runs:Runs",
     "reward": "runs:GiveReward",
     "export": "runs:Export",

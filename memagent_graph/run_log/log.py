@@ -19,7 +19,7 @@ from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
-from memagent_graph.run_log.columns import bound_records, pack_row, unpack_row
+from memagent_graph.run_log.columns import Record, bound_records, pack_row, unpack_row
 from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import (
     Conversation,
@@ -315,9 +315,7 @@ class RunLog:
     def runs(self, selection: RunFilter | None = None) -> Iterator[RunRecord]:
         """Yield the runs, newest first."""
         condition, parameters = (selection or RunFilter()).build_sql()
-        with self._open_for_reading() as connection:
-            for row in connection.execute(f"SELECT * FROM runs {condition}", parameters):  # noqa: S608  our own words
-                yield unpack_row(RunRecord, row)
+        return self._select(RunRecord, f"SELECT * FROM runs {condition}", *parameters)  # noqa: S608  our own words
 
     def conversations(self, run_id: str, *, superseded: bool = False, with_ids: bool = True) -> Iterator[Conversation]:
         """Yield the conversations of a run by position and attempt.
@@ -332,9 +330,8 @@ class RunLog:
         """
         columns = "*" if with_ids else rows.SMALL_COLUMNS
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
-        with self._open_for_reading() as connection:
-            records = connection.execute(query, (run_id, int(superseded)))
-            yield from bound_records((unpack_row(Conversation, row) for row in records), f"run {run_id} in {self.path}")
+        records = self._select(Conversation, query, run_id, int(superseded))
+        return bound_records(records, f"run {run_id} in {self.path}")
 
     def trace(self, run_id: str) -> Trace:
         """Return a run's conversations as a graph of calls, with what each read, its parents, and the memory after it.
@@ -349,16 +346,13 @@ class RunLog:
 
     def events(self, run_id: str) -> list[LoggedEvent]:
         """Return the events of a run without a conversation (edits of memories)."""
-        with self._open_for_reading() as connection:
-            events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
-            return list(bound_records((unpack_row(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
+        events = self._select(LoggedEvent, "SELECT * FROM events WHERE run_id = ? ORDER BY id", run_id)
+        return list(bound_records(events, f"run {run_id} in {self.path}"))
 
     def rewards(self, run_id: str, *, earlier: bool = False) -> list[Reward]:
         """Return the rewards of a run and its conversations, oldest first; with `earlier` also of earlier attempts."""
         table = "rewards" if earlier else "valid_rewards"
-        with self._open_for_reading() as connection:
-            rewards = connection.execute(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY time, id", (run_id,))  # noqa: S608
-            return [unpack_row(Reward, row) for row in rewards]
+        return list(self._select(Reward, f"SELECT * FROM {table} WHERE run_id = ? ORDER BY time, id", run_id))  # noqa: S608
 
     def latest_rewards(self, run_id: str) -> dict[str, float]:
         """Return the newest value of the run's own rewards, by name."""
@@ -407,6 +401,11 @@ class RunLog:
         if text != conversation.text:
             conversation = replace(conversation, token_ids=None, logprobs=None)
         return replace(conversation, text=text, memory=self._redact_text(TextKind.MEMORY, conversation.memory))
+
+    def _select(self, record_class: type[Record], query: str, *parameters: Any) -> Iterator[Record]:
+        with self._open_for_reading() as connection:
+            for row in connection.execute(query, parameters):
+                yield unpack_row(record_class, row)
 
     @contextmanager
     def _open_for_reading(self) -> Iterator[sqlite3.Connection]:
