@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 
 from memagent_evaluation.samples import Sample
 from memagent_evaluation.score_statistics import estimate
@@ -25,7 +25,7 @@ from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableEr
 from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import format_count
 from memagent_graph.prompts import AnswerFormat
-from memagent_training.data.reward_functions import get_function_name
+from memagent_training.data.reward_functions import get_reward_name
 from memagent_training.job import training_output
 from memagent_training.job.base_model import make_lora_config
 from memagent_training.job.job_options import Engine
@@ -72,7 +72,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     if job.base_url is None and job.engine is Engine.VLLM:
         find_vllm_python()  # to fail before the model is loaded
     status = status or LoopStatus(job.iterations, quiet=True)
-    checkpoints = training_output.find_checkpoints(job.out) if job.resume else training_output.Checkpoints(None)
+    checkpoints = training_output.find_checkpoints(job.out)
     job.out.mkdir(parents=True, exist_ok=True)
     source = _IterationSource(prepared, make_backend(prepared), LoopJournal(job.out / JOURNAL), status)
     try:
@@ -82,7 +82,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
             prepared.config,
             steps_per_iteration=prepared.steps_per_iteration,
             save_policy=source.export_policy,
-            callbacks=[_StepReporter(status)],
+            callbacks=[status],
             peft_config=make_lora_config(job.lora_rank),
         )
         trainer.remove_callback(PrinterCallback)
@@ -90,12 +90,11 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
         if is_main:
             training_output.write_record(job.out, prepared.record)
         reason = f"all {job.iterations} iterations are done"
-        checkpoint = checkpoints.newest
-        status.on_resume(checkpoint, checkpoints.incomplete)
+        status.on_resume(checkpoints.newest, checkpoints.incomplete)
         for measurement in source.journal.measurements:  # of an earlier call
             status.on_measurement(measurement)
         try:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            trainer.train(resume_from_checkpoint=checkpoints.newest and str(checkpoints.newest))
         except EndOfLoop as end:
             reason = str(end)
         iteration_count = trainer.state.global_step // prepared.steps_per_iteration
@@ -125,7 +124,7 @@ def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, iteration_cou
     facts = {
         "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
         "runs": f"{run_count:,} in {format_count(iteration_count, 'iteration')}",
-        "reward": job.reward if isinstance(job.reward, str) else get_function_name(job.reward),
+        "reward": get_reward_name(job.reward),
         "preset": str(job.preset),
     }
     for measurement in journal.measurements:
@@ -350,18 +349,6 @@ async def measure(
         seconds=time.monotonic() - started_at,
         as_deployed=as_deployed,
     )
-
-
-class _StepReporter(TrainerCallback):
-    """Reports the metrics that the trainer logs to the loop's status."""
-
-    def __init__(self, status: LoopStatus) -> None:
-        self._status = status
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Report a step's metrics."""
-        if logs and "loss" in logs:
-            self._status.on_step(state.global_step, logs)
 
 
 def _compute_iteration_metrics(
