@@ -34,7 +34,7 @@ from memagent_training.rl.collecting import Collector, refuse_collapse
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
-from memagent_training.rl.policy_serving import PolicyBackend, make_backend
+from memagent_training.rl.policy_serving import LocalBackend, PolicyBackend, ServerBackend
 from memagent_training.rl.rl_job import BEST, JOURNAL, PreparedLoop, RLJob, prepare
 from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import find_vllm_python
@@ -74,7 +74,8 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     status = status or LoopStatus(job.iterations, quiet=True)
     checkpoints = training_output.find_checkpoints(job.out)
     job.out.mkdir(parents=True, exist_ok=True)
-    source = _IterationSource(prepared, make_backend(prepared), LoopJournal(job.out / JOURNAL), status)
+    backend = LocalBackend(prepared) if job.engine is Engine.LOCAL else ServerBackend(prepared)
+    source = _IterationSource(prepared, backend, LoopJournal(job.out / JOURNAL), status)
     try:
         trainer = OnlineTrainer(
             prepared.base.source,
@@ -263,7 +264,7 @@ class _IterationSource:
         if all(measurements[0].mean > previous.mean for previous in comparable_measurements):
             policy = self.backend.get_policy_folder(iteration)
             await asyncio.to_thread(self.best.replace, policy)  # before the journal records the measurements
-        self.journal.add_measurements(*measurements)  # in one write: after a kill all of them are recorded, or none
+        self.journal.add(*measurements)  # in one write: after a kill all of them are recorded, or none
         for measurement in measurements:
             self._status.on_measurement(measurement)
 

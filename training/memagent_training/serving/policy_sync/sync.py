@@ -243,19 +243,18 @@ class PolicySync:
     async def _swap(self, method: SyncMethod, folder: PolicyFolder, version: str) -> str:
         """Load the weights into the server, and return the model name for requests."""
         if method is SyncMethod.ADAPTER:
-            return await self._load_adapter(folder, version)
+            name = folder.make_adapter_name(version)
+            await self._api.load_adapter(name, str(folder.adapter))
+            self._adapters = [*(loaded for loaded in self._adapters if loaded != name), name]
+            return name
         if method is SyncMethod.RELOAD:
             await self._reload(folder)
         else:
-            await self._restart(folder)
+            assert self._own_server is not None  # noqa: S101  otherwise this method is not tried
+            folders.require_tokenizer_files(folder.path)
+            await asyncio.to_thread(self._own_server.restart, folder.path)
+            self._adapters.clear()
         return self.server.model_name
-
-    async def _load_adapter(self, folder: PolicyFolder, version: str) -> str:
-        assert folder.adapter is not None  # noqa: S101  otherwise this method is not tried
-        name = folder.make_adapter_name(version)
-        await self._api.load_adapter(name, str(folder.adapter))
-        self._adapters = [*(loaded for loaded in self._adapters if loaded != name), name]
-        return name
 
     async def _reload(self, folder: PolicyFolder) -> None:
         if not self._reload_tied and await asyncio.to_thread(folders.has_tied_embeddings, folder.path):
@@ -286,12 +285,6 @@ class PolicySync:
                 f"requests are still running on {self._api.root_url} after {REQUEST_SECONDS:g} s",
                 hint="Let the readers finish first.",
             ) from error
-
-    async def _restart(self, folder: PolicyFolder) -> None:
-        assert self._own_server is not None  # noqa: S101  otherwise this method is not tried
-        folders.require_tokenizer_files(folder.path)
-        await asyncio.to_thread(self._own_server.restart, folder.path)
-        self._adapters.clear()
 
     async def _verify(
         self,
