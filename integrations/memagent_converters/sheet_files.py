@@ -70,12 +70,13 @@ def _iter_drawings_and_comments(source: SourceFile, archive: XMLArchive) -> Part
     """Yield the comments, text boxes, pictures and embedded files of the sheets."""
     omission_counts: Counter[str] = Counter()
     for member in sorted(archive.names):
-        if member.startswith(("xl/comments", "xl/threadedComments")) and (root := archive.read_xml(member)) is not None:
-            for comment in iter_descendants(root, "comment", "threadedComment"):
+        if member.startswith(("xl/comments", "xl/threadedComments")):
+            for comment in iter_descendants(archive.read_xml(member), "comment", "threadedComment"):
                 if text := "".join(comment.itertext()).strip():
                     yield Block(f"Comment at {get_attribute(comment, 'ref')}: {text}\n")
             yield Block(GAP)
-        elif member.startswith("xl/drawings/drawing") and (root := archive.read_xml(member)) is not None:
+        elif member.startswith("xl/drawings/drawing"):
+            root = archive.read_xml(member)
             yield from iter_markdown("".join(iter_shapes(root, omission_counts)), end=GAP)
             omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
         elif member.startswith("xl/embeddings/"):
