@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+import openpyxl
+
 from memagent_converters.html_to_markdown import MAX_REPEATED_LENGTH, format_rows, iter_markdown, list_omissions
 from memagent_converters.slide_files import iter_shapes
 from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
@@ -27,8 +29,6 @@ _FORMAT_DIGITS: Final = re.compile(r"[#0?][#0?.,]*(?:E[+-]0+)?")
 
 def convert(source: SourceFile) -> Parts:
     """Convert a workbook. A formula becomes its saved value, or stays as it is if no value was saved."""
-    import openpyxl  # noqa: PLC0415  the extra `files`
-
     archive = XMLArchive(source.name, source.file)
     value_book = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formula_book = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
