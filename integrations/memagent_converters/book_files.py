@@ -7,7 +7,7 @@ from typing import Final
 from memagent_converters.html_to_markdown import iter_markdown
 from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
-from memagent_graph.documents.charsets import decode_web_text
+from memagent_graph.documents.decoding import decode_web_text
 
 _FONT_ENCRYPTIONS: Final = frozenset(("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"))
 """Algorithms that encrypt only the fonts of a book."""

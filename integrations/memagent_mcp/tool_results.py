@@ -225,7 +225,7 @@ class RunReport(ToolResult):
             totals,
             document=view.document["name"],
             began=None if view.began is None else format_time(view.began),
-            memory=timeline.memory,
+            memory=view.trace.final_memory,
             evidence=replace_surrogates(list_quotes(view.evidence, view)),
             seconds=round(totals.seconds, 3),
         )

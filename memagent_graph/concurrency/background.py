@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -76,29 +76,25 @@ class Cancellation:
     """Cancels the calls or the conversion of one read, which wait in threads that nothing else can interrupt."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._callbacks: list[Callable[[], object]] = []
         self.is_cancelled = False
 
     def cancel(self) -> None:
         """Cancel everything that is watched now or later."""
-        with self._lock:
-            self.is_cancelled, callbacks = True, list(self._callbacks)
-        for callback in callbacks:
+        self.is_cancelled = True
+        for callback in self._callbacks.copy():
             callback()
 
     @contextmanager
     def watch(self, callback: Callable[[], object]) -> Iterator[None]:
         """Call `callback` if `cancel` is called during the block, or was called before."""
-        with self._lock:
-            self._callbacks.append(callback)
+        self._callbacks.append(callback)  # before the check: a `cancel` in another thread is seen here or sees this
         if self.is_cancelled:
             callback()
         try:
             yield
         finally:
-            with self._lock:
-                self._callbacks.remove(callback)
+            self._callbacks.remove(callback)
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | None = None) -> T:
@@ -109,12 +105,12 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
         PermanentError: `cancellation` cancelled it. A caller that retries other errors does not retry this one.
     """
     loop = _background_loop.get()
-    if _is_running(loop):
+    if asyncio._get_running_loop() is loop:
         coroutine.close()
         raise RuntimeError("a synchronous call was made on the background loop; await the asynchronous one instead")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
-        with cancellation.watch(future.cancel) if cancellation else nullcontext():
+        with (cancellation or Cancellation()).watch(future.cancel):
             return future.result()
     except BaseException as error:
         _cancel(future, coroutine, loop)
@@ -125,18 +121,12 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
         raise
 
 
-def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether this code runs on the loop, where it must not wait for the loop."""
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
-
-
 def _cancel(future: Future[Any], coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
     """Cancel a coroutine unless it has ended, and wait for its end: until then, it holds the lease of its run."""
     future.cancel()
-    if future.cancelled() and not _is_running(loop):  # the future is cancelled at once, the coroutine later
+    if (
+        future.cancelled() and asyncio._get_running_loop() is not loop
+    ):  # the future is cancelled at once, the coroutine later
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(_await_end(coroutine), loop).result(_CLEANUP_SECONDS)
 
@@ -171,18 +161,15 @@ def make_synchronous_stream(
             try:
                 async for item in method(self, *args, **kwargs):
                     items.put(item)
+            finally:
                 items.put(end_marker)
-            except BaseException as error:
-                items.put(error)
-                raise
 
         coroutine, loop = produce(), _background_loop.get()
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
             while (item := items.get()) is not end_marker:
-                if isinstance(item, BaseException):
-                    raise item
                 yield item
+            future.result()  # raises its error
         finally:
             _cancel(future, coroutine, loop)
 

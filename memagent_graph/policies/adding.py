@@ -42,7 +42,6 @@ from memagent_graph.storage.file_locks import try_to_lock
 if TYPE_CHECKING:
     import torch
 
-ADAPTER_FOLDER: Final = ENGLISH_FOLDER
 REQUIRED_MODULES: Final = ("torch", "transformers", "safetensors", "gguf", "accelerate")
 """The modules that `add_policy` needs. transformers reads a GGUF file only if accelerate is installed."""
 _TEMPORARY_PREFIX: Final = ".adding-"
@@ -89,7 +88,7 @@ def add_policy(
         raise PolicyError(f"there is no policy {name!r} to add", hint=f"Choose one of: {', '.join(ADDABLE_POLICIES)}.")
     if any(find_spec(module) is None for module in REQUIRED_MODULES):
         raise MissingExtraError("language", f"adding the policy {name}")
-    source = None if name.endswith("-untrained") else (adapter or ADAPTER_FOLDER).expanduser()
+    source = None if name.endswith("-untrained") else (adapter or ENGLISH_FOLDER).expanduser()
     lora = None if source is None else load_adapter(source)
     if source is not None:
         _require_matching_base(source, base)

@@ -85,7 +85,7 @@ def format_sources(timeline: Timeline) -> list[dict[str, Any]]:
             "edited": line.edited,
             "quotes": _format_quotes(timeline.list_quotes(index)),
         }
-        for index, line in enumerate(timeline.provenance.lines)
+        for index, line in enumerate(timeline.view.provenance.lines)
         if timeline.view.answer is None or index in supporting_lines
     ]
 
