@@ -150,7 +150,7 @@ class _ToolCall(msgspec.Struct):
     function: _Function | None = None
 
 
-_tool_calls_decoder: Final = msgspec.json.Decoder(list[_ToolCall] | None)
+_tool_calls_decoder: Final[msgspec.json.Decoder[list[_ToolCall] | None]] = msgspec.json.Decoder(list[_ToolCall] | None)
 
 
 # The request with the findings
