@@ -6,7 +6,6 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final
 
 from memagent_graph.errors import MemAgentError
@@ -34,14 +33,6 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def is_local(host: str) -> bool:
-    """Return whether only this machine can connect to an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def list_host_names(host: str, names: Iterable[str], *, danger: str | None, remedy: str) -> tuple[str, ...]:
     """Return the host names that clients use for an address, unless other machines can reach it, which is dangerous.
 
@@ -54,12 +45,14 @@ def list_host_names(host: str, names: Iterable[str], *, danger: str | None, reme
     Raises:
         MemAgentError: the address is dangerous, or there is no host name.
     """
-    if danger is not None and not is_local(host):
+    try:
+        address = ipaddress.ip_address(host)
+        is_local, means_all = address.is_loopback, address.is_unspecified
+    except ValueError:  # it is a name
+        is_local, means_all = host == "localhost", False
+    if danger is not None and not is_local:
         raise MemAgentError(f"other machines can reach {host}, and {danger}", hint=remedy)
-    host_names = (*names, host)
-    with suppress(ValueError):  # if `host` is a name
-        if ipaddress.ip_address(host).is_unspecified:
-            host_names = (*names,)
+    host_names = (*names,) if means_all else (*names, host)
     if not host_names:
         raise MemAgentError(
             f"{host} means all addresses of this machine, and no host name is set for clients",

@@ -51,7 +51,6 @@ def remove_folders(message: str, roots: Iterable[str] = ()) -> str:
     return _PATH.sub(r"\1", message.replace(home, "~") if len(home) > 1 else message)
 
 
-_MAX_SUGGESTIONS = 3
 _MIN_SIMILARITY = 0.5
 """The cutoff for `difflib.get_close_matches`. Below it, most suggestions are wrong."""
 
@@ -65,6 +64,6 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", *, prefix
         otherwise: the hint if no name is similar, such as a list of the names.
         prefix: shown before each name, as in "my_tasks.py:".
     """
-    suggestions = difflib.get_close_matches(name, names, n=_MAX_SUGGESTIONS, cutoff=_MIN_SIMILARITY)
+    suggestions = difflib.get_close_matches(name, names, cutoff=_MIN_SIMILARITY)
     names_with_prefix = " or ".join(f"{prefix}{suggestion}" for suggestion in suggestions)
     return f"Did you mean {names_with_prefix}?" if suggestions else otherwise

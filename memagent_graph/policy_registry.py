@@ -17,6 +17,8 @@ from dataclasses import fields
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
+import msgspec
+
 from memagent_graph.entry_points import POLICIES, list_entry_points, make_entry_point_error
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
@@ -41,10 +43,17 @@ def make_policy(settings: PolicySettings) -> Policy:
     if name == "server":
         return _make_server_policy(settings)
     if name in {"embedded", "local", *ADDABLE_POLICIES}:
-        return _make_local_policy(settings.model if name == "local" else name, settings)
+        if (model := settings.model if name == "local" else name) is None:
+            raise PolicyError(
+                "a local policy was requested, but no model", hint="Pass a folder or a hub id with --model."
+            )
+        arguments = parse_template_arguments(settings.chat_template_kwargs)
+        from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415  slow to import
+
+        return LocalPolicy(model, dtype=settings.dtype, chat_template_kwargs=arguments)
     entries = list_entry_points(POLICIES)
     if name not in entries:
-        names = list_policy_names()
+        names = tuple(dict.fromkeys(("embedded", "local", "server", *list_added_policies(), *entries)))
         hint = did_you_mean(name, names, f"Choose one of: {', '.join(names)}. For a model on a server, use --model.")
         raise PolicyError(f"there is no policy {name!r}", hint=hint)
     try:
@@ -65,15 +74,13 @@ def convert_to_policy(value: object, settings: PolicySettings) -> Policy:
     """
     bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__}
     if not bases.isdisjoint(_OPENAI_CLIENTS):
+        defaults = _make_connection_options(PolicySettings())
         options = _make_connection_options(settings)
-        if settings.timeout == PolicySettings.timeout:
-            del options["read_timeout"]
-        if settings.retries == PolicySettings.retries:
-            del options["max_retries"]
+        changes = {name: value for name, value in options.items() if value != defaults.get(name)}
         from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
 
         arguments = {**_read_client_options(value, settings.model), "model": settings.model}
-        return OpenAICompatiblePolicy(**arguments | options)
+        return OpenAICompatiblePolicy(**arguments | changes)
     if ("langchain_core", "BaseChatModel") in bases:
         refuse_settings(settings, allowed={"unsupported"})
         from memagent_graph.policies.chat_model import ChatModelPolicy  # noqa: PLC0415  slow to import
@@ -82,14 +89,13 @@ def convert_to_policy(value: object, settings: PolicySettings) -> Policy:
     if not isinstance(value, type) and isinstance(value, Policy):
         refuse_settings(settings)
         return value
-    description = (
-        f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
-    )
-    library = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
+    is_class = isinstance(value, type)
+    value_class: type = value if isinstance(value, type) else type(value)
+    library = value_class.__module__.partition(".")[0]
     raise PolicyError(
-        f"{description} ({library}) is not a policy",
+        f"{'the class' if is_class else 'a value of type'} {value_class.__name__} ({library}) is not a policy",
         hint=_HINT_BY_LIBRARY.get(library)
-        or ("Pass an instance of this class." if isinstance(value, type) else None)
+        or ("Pass an instance of this class." if is_class else None)
         or "Pass the address of a server, a policy's name, a LangChain chat model, a client of the openai package, "
         "or an object with a name and an async method complete(prompt, sampling).",
     )
@@ -167,20 +173,6 @@ def refuse_settings(settings: PolicySettings, allowed: Collection[str] = ()) -> 
         )
 
 
-def list_policy_names() -> tuple[str, ...]:
-    """Return the names that `make_policy` accepts: policies of this package, then of other packages."""
-    return tuple(dict.fromkeys(("embedded", "local", "server", *list_added_policies(), *list_entry_points(POLICIES))))
-
-
-def _make_local_policy(model: str | None, settings: PolicySettings) -> Policy:
-    if model is None:
-        raise PolicyError("a local policy was requested, but no model", hint="Pass a folder or a hub id with --model.")
-    arguments = parse_template_arguments(settings.chat_template_kwargs)
-    from memagent_graph.policies.local import LocalPolicy  # noqa: PLC0415  slow to import
-
-    return LocalPolicy(model, dtype=settings.dtype, chat_template_kwargs=arguments)
-
-
 def _make_server_policy(settings: PolicySettings) -> Policy:
     has_server = settings.base_url or os.environ.get("OPENAI_BASE_URL")
     if not (has_server or settings.api_key or os.environ.get("OPENAI_API_KEY")):
@@ -225,14 +217,11 @@ def parse_template_arguments(text: str | None) -> dict[str, Any]:
         MemAgentError: the text is not a JSON object.
     """
     try:
-        arguments = parse_json(text or "{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
+        return msgspec.convert(parse_json(text or "{}"), dict[str, Any])
+    except ValueError as error:
         raise MemAgentError(
             f"{text!r} is not a JSON object", hint="Write --chat-template-kwargs as in '{\"enable_thinking\": false}'."
-        )
-    return arguments
+        ) from error
 
 
 def _split_names(names: str | Collection[str] | None) -> tuple[str, ...]:

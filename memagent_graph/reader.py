@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 
 from memagent_graph.concurrency.background import PerLoop, make_synchronous, make_synchronous_stream
 from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
-from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.documents import Document, DocumentRef, DocumentStore, open_store
 from memagent_graph.errors import (
     CheckpointError,
     DocumentMismatchError,
@@ -53,7 +53,7 @@ from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
-from memagent_graph.storage.private_files import get_default_run_log, get_default_store
+from memagent_graph.storage.private_files import get_default_run_log
 from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
@@ -104,7 +104,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         policy: Any = None,
         *,
         settings: ReadSettings | None = None,
-        store: DocumentStore | Path | None = None,
+        store: DocumentStore | Path | str | None = None,
         checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
         run_log: RunLog | Path | str | bool = True,
         **choices: Any,
@@ -122,12 +122,14 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self._checkpoints = checkpoints
         profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
-            tokenizer = _find_profile_tokenizer(profile)
+            folder = find_profile_folder(profile)
+            own_tokenizer = folder if (folder / "tokenizer.json").is_file() else None
+            tokenizer = EMBEDDED if profile == EMBEDDED else own_tokenizer
         self._set_parts(
             Parts(
                 settings=settings,
                 policy=own_policy,
-                store=store if isinstance(store, DocumentStore) else DocumentStore(store or get_default_store()),
+                store=store if isinstance(store, DocumentStore) else open_store(store),
                 profile=require_profile(profile) if isinstance(profile, str | Path) else profile,
                 tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
                 run_log=_open_log(run_log),
@@ -232,8 +234,29 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
             return await await_result(self._start(document, question, options, is_shown=False))
-        outcomes = await self._read_questions(document, questions or (), options, max_concurrency, on_update)
-        return outcomes if return_exceptions else require_results(outcomes)
+        if max_concurrency < 1:
+            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
+        run_id = options.get("run_id")
+        context = (await self._make_graph()).with_response_format(options.get("response_format")).reader_context
+        texts = check_questions(questions or (), context)
+        check_options(options)
+        reference = await store_document(document, self.store, pages=options.get("pages"))
+
+        async def read_one(text: str, barrier: Barrier) -> ReadResult:
+            own_options: ReadOptions = {
+                **options,
+                "run_id": None if run_id is None else f"{run_id}-{texts.index(text)}",
+                "response_format": context.response_format,
+                "pages": None,
+                "barrier": barrier,
+            }
+            report = partial(on_update, text) if on_update else None
+            return await await_result(self._start(reference, text, own_options, is_shown=report is not None), report)
+
+        reads = {text: partial(read_one, text) for text in texts}
+        outcomes = dict(zip(reads, await read_in_passes(list(reads.values()), max_concurrency), strict=True))
+        results = [outcomes[text] for text in texts]
+        return results if return_exceptions else require_results(results)
 
     read = make_synchronous(aread)
 
@@ -556,40 +579,6 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             ) from error
         return graph, state
 
-    async def _read_questions(
-        self,
-        document: DocumentSource,
-        questions: Iterable[str],
-        options: ReadOptions,
-        max_concurrency: int,
-        on_update: Callable[[str, MemoryUpdate], None] | None,
-    ) -> list[ReadResult | Exception]:
-        """Return the outcomes of the questions, in order."""
-        if max_concurrency < 1:
-            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
-        run_id = options.get("run_id")
-        context = (await self._make_graph()).with_response_format(options.get("response_format")).reader_context
-        checked_questions = check_questions(questions, context)
-        check_options(options)
-        reference = await store_document(document, self.store, pages=options.get("pages"))
-
-        async def read_one(index: int, question: str, barrier: Barrier) -> ReadResult:
-            own_options: ReadOptions = {
-                **options,
-                "response_format": context.response_format,
-                "pages": None,
-                "barrier": barrier,
-            }
-            own_options["run_id"] = None if run_id is None else f"{run_id}-{index}"
-            report = partial(on_update, question) if on_update else None
-            items = self._start(reference, question, own_options, is_shown=report is not None)
-            return await await_result(items, report)
-
-        unique_questions = dict.fromkeys(checked_questions)
-        reads = {text: partial(read_one, checked_questions.index(text), text) for text in unique_questions}
-        outcomes = dict(zip(reads, await read_in_passes(list(reads.values()), max_concurrency), strict=True))
-        return [outcomes[question] for question in checked_questions]
-
     async def _start(
         self, document: DocumentSource, question: str, options: ReadOptions, *, is_shown: bool = True
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
@@ -657,11 +646,3 @@ def _open_log(run_log: RunLog | Path | str | bool) -> RunLog | None:
     if isinstance(run_log, bool):
         return RunLog(get_default_run_log()) if run_log else None
     return run_log if isinstance(run_log, RunLog) else RunLog(run_log)
-
-
-def _find_profile_tokenizer(profile: Path | str) -> Path | str | None:
-    """Return the argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
-    if profile == EMBEDDED:
-        return profile
-    folder = find_profile_folder(profile)
-    return folder if (folder / "tokenizer.json").is_file() else None

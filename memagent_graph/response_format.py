@@ -41,10 +41,10 @@ _MAX_JSON_VALUES: Final = 64
 _MAX_ENUM_OPTIONS: Final = 12
 
 _MAPPING_KEYWORDS: Final = ("properties", "$defs", "definitions", "dependentSchemas")
-_LIST_KEYWORDS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SUBSCHEMA_KEYWORDS: Final = (
-    *("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"),
-    *("unevaluatedItems", "unevaluatedProperties"),
+    *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+    *("prefixItems", "items", "contains", "unevaluatedItems"),
+    *("additionalProperties", "propertyNames", "unevaluatedProperties"),
 )
 _UNSUPPORTED_KEYWORDS: Final = (
     "patternProperties",
@@ -99,7 +99,14 @@ class ResponseFormat:
         if isinstance(source, ResponseFormat):
             return source
         if isinstance(source, type) and issubclass(source, BaseModel):
-            return cls._of_model(source)
+            try:
+                text = _dump_bounded_text(source.model_json_schema())
+            except (PydanticUserError, TypeError, ValueError) as error:
+                raise ResponseFormatError(
+                    f"the model {source.__name__} has no JSON schema: {error}".split("\n")[0],
+                    hint="Use field types that JSON has, or describe them with pydantic.WithJsonSchema({...}).",
+                ) from error
+            return cls(_make_server_name(source.__name__), text, source)
         if not isinstance(source, Mapping):
             is_class = isinstance(source, type)
             description = f"the class {source.__name__}" if is_class else f"a value of type {type(source).__name__}"
@@ -123,17 +130,6 @@ class ResponseFormat:
         return response_format
 
     @classmethod
-    def _of_model(cls, model: type[BaseModel]) -> ResponseFormat:
-        try:
-            schema = model.model_json_schema()
-        except (PydanticUserError, TypeError, ValueError) as error:
-            raise ResponseFormatError(
-                f"the model {model.__name__} has no JSON schema: {error}".split("\n")[0],
-                hint="Use field types that JSON has, or describe them with pydantic.WithJsonSchema({...}).",
-            ) from error
-        return cls(_make_server_name(model.__name__), _dump_bounded_text(schema), model)
-
-    @classmethod
     def load(cls, name: str) -> ResponseFormat:
         """Return the format for a name: a file with a JSON schema, or a Pydantic model as `file.py:Model`.
 
@@ -152,11 +148,9 @@ class ResponseFormat:
         hint = "Pass a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
             schema = parse_json(read_text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, allow_pipes=True))
-        except OSError as error:
-            message = f"the schema {name} cannot be read: {error.strerror or error}"
-            raise ResponseFormatError(message, hint=hint) from error
-        except ValueError as error:
-            raise ResponseFormatError(f"the schema {name} is not JSON: {error}", hint=hint) from error
+        except (OSError, ValueError) as error:  # ValueError: it is not JSON
+            reason = getattr(error, "strerror", None) or error
+            raise ResponseFormatError(f"the schema {name} cannot be read: {reason}", hint=hint) from error
         return cls.of(schema)
 
     @cached_property
@@ -331,10 +325,8 @@ def _iter_subschemas(schema: Any) -> Iterator[dict[str, Any]]:
         subschemas: Iterable[Any] = ()
         if keyword in _MAPPING_KEYWORDS and isinstance(value, dict):
             subschemas = value.values()
-        elif keyword in _LIST_KEYWORDS and isinstance(value, list):
-            subschemas = value
         elif keyword in _SUBSCHEMA_KEYWORDS:
-            subschemas = (value,)
+            subschemas = value if isinstance(value, list) else (value,)
         for subschema in subschemas:
             yield from _iter_subschemas(subschema)
 

@@ -40,11 +40,6 @@ Parser: TypeAlias = Callable[[str, Prompts], ParsedReply | ParseFailure]
 """A function that parses a reply, which is never empty and has no reasoning."""
 
 
-def keep_whole_text(text: str, _: Prompts) -> ParsedReply:
-    """Return the reply unchanged."""
-    return ParsedReply(text)
-
-
 @dataclass(frozen=True)
 class Role:
     """One kind of call of the policy.
@@ -56,7 +51,7 @@ class Role:
         template: the default template, or a function from the answer format to the template. "update" and "answer" need
             none, because every reader has their templates.
         max_tokens: the maximum length of the reply: the name of a part of the budget, or a number of tokens.
-        parse: parses the reply. Answers are parsed by the reader's answer format.
+        parse: parses the reply, by default as one text. Answers are parsed by the reader's answer format.
         fallback: the role whose template is used if this role has none, or the policy knows only its own prompts.
         fills_window: whether its step fills the context window with {chunk}, beyond `chunk_tokens`.
         optional: whether the strategy also works if the policy has no template for the role.
@@ -67,7 +62,7 @@ class Role:
     fields: frozenset[str] = frozenset({"memory", "chunk"})
     template: str | Callable[[AnswerFormat], str] = ""
     max_tokens: Literal["memory_tokens", "answer_tokens", "question_tokens"] | int = "memory_tokens"
-    parse: Parser = keep_whole_text
+    parse: Parser = lambda text, _: ParsedReply(text)
     fallback: str | None = None
     fills_window: bool = False
     optional: bool = False

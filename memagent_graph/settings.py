@@ -377,8 +377,8 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
 
         Objects, which another process could not create, are represented only by the names of their fields.
         """
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["logged"]}
-        values = {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
+        changed_fields = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        values = {field.name: getattr(self, field.name) for field in changed_fields if field.metadata["logged"]}
         if objects := [name for name, value in values.items() if not isinstance(value, _LOGGED_TYPES)]:
             values = {name: value for name, value in values.items() if name not in objects} | {_OBJECTS_KEY: objects}
         values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
@@ -427,39 +427,6 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         name = str(self.policy or model)
         return ". ".join([f"policy {name}: {_CHOICE_REASONS[self.chosen_by]}", *filter(None, [_ABILITIES.get(name)])])
 
-    def with_other(
-        self,
-        *,
-        policy: str | None = None,
-        model: str | None = None,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        header: Any = None,
-        strategy: str | None = None,
-    ) -> Self:
-        """Return these settings with another policy or strategy.
-
-        A policy is given by name, with its model and server, or by model or server alone. Key and headers are sent only
-        to a server that is given here or in OPENAI_BASE_URL.
-
-        Raises:
-            RunError: a key or a header is given, but only the log names the server.
-        """
-        is_server_from_log = self.api_key == NO_KEY and policy is None and base_url is None
-        if is_server_from_log and (api_key or header):
-            raise RunError(
-                f"the {'key' if api_key else 'header'} is not sent to {self.base_url}: only the log names this server",
-                hint=f"If it is your server, pass --base-url {self.base_url}.",
-            )
-        key = NO_KEY if is_server_from_log else api_key
-        changes: dict[str, Any] = {"api_key": key, "strategy": strategy or self.strategy, "header": header}
-        if policy is not None:
-            changes |= {"policy": policy, "model": model, "base_url": base_url, "chosen_by": None}
-        elif model is not None or base_url is not None:
-            server = {"model": model or self.model, "base_url": base_url or self.base_url}
-            changes |= {"policy": None, **server, "chosen_by": None}
-        return dataclass_replace(self, **changes)
-
 
 _GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "budget": {
@@ -479,7 +446,6 @@ _HINT_BY_NAME: Final[Mapping[str, str]] = {
     for name in ("max_chunks", "max_tokens_total", "max_seconds")
 }
 """Hints for names that are not settings, because they are passed in another way."""
-_DEFAULTS: Final = ReadSettings()
 
 
 def list_text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:

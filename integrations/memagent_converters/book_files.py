@@ -7,7 +7,7 @@ from typing import Final
 from memagent_converters.html_to_markdown import iter_markdown
 from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
-from memagent_graph.documents.charsets import decode_web_text
+from memagent_graph.documents.decoding import decode_web_text
 
 _FONT_ENCRYPTIONS: Final = frozenset(("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"))
 """Algorithms that encrypt only the fonts of a book."""
@@ -21,7 +21,7 @@ def convert(source: SourceFile) -> Parts:
     """
     archive = XMLArchive(source.name, source.file)
     encryption = archive.read_xml("META-INF/encryption.xml")
-    encryption_methods = iter_descendants(encryption, "EncryptionMethod") if encryption is not None else ()
+    encryption_methods = iter_descendants(encryption, "EncryptionMethod")
     if any(get_attribute(node, "Algorithm") not in _FONT_ENCRYPTIONS for node in encryption_methods):
         raise ConversionError(
             f"the book {source.name} is encrypted", "Only the shop's own reader can open it.", kind="unsupported"

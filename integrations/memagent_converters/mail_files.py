@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
-from memagent_graph.documents.charsets import decode_web_text
+from memagent_graph.documents.decoding import decode_web_text
 
 _HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
 _FROM_LINE: Final = re.compile(rb"From \S+.*\d{4}\s*")

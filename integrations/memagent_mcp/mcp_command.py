@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import (
     CheckpointsOption,
     MaxSecondsOption,
@@ -95,20 +94,16 @@ class Mcp(ReaderOptions):
 
     def run(self) -> None:
         """Run the command."""
-        with report_failures():
-            from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
+        from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
 
-            http_options = (self.host, self.port, self.allow_remote, self.server_name)
-            if not self.http and http_options != (_HOST, _PORT, False, None):
-                raise typer.BadParameter(
-                    "--host, --port, --allow-remote and --server-name need this option", param_hint="'--http'"
-                )
-            import asyncio  # noqa: PLC0415
+        http_options = (self.host, self.port, self.allow_remote, self.server_name)
+        if not self.http and http_options != (_HOST, _PORT, False, None):
+            raise typer.BadParameter(
+                "--host, --port, --allow-remote and --server-name need this option", param_hint="'--http'"
+            )
+        import asyncio  # noqa: PLC0415
 
-            try:
-                asyncio.run(_serve_http(self) if self.http else _serve_stdio(self))
-            except KeyboardInterrupt:
-                raise typer.Exit(ExitCode.INTERRUPTED) from None
+        asyncio.run(_serve_http(self) if self.http else _serve_stdio(self))
 
 
 @asynccontextmanager

@@ -9,15 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from string import Template
 from typing import Final
 
-from memagent_graph.timeline.page import (
-    escape_html,
-    fill_template,
-    format_page_title,
-    make_content_policy,
-    read_resource,
-)
+from memagent_graph.timeline.page import escape_html, format_page_title, make_content_policy, read_resource
 
 _UNPRINTABLE: Final = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
@@ -135,17 +130,14 @@ def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
 def render_html(content: ReportContent) -> str:
     """Return a page without scripts that loads nothing and links only within itself. Its encoding is UTF-8."""
     style = read_resource("page.css") + read_resource("report_page.css", _RESOURCE_PACKAGE)
-    return fill_template(
-        read_resource("report_page.html", _RESOURCE_PACKAGE),
-        {
-            "policy": make_content_policy(style),
-            "title": format_page_title(content.title),
-            "style": style,
-            "report_id": _escape(content.report_id),
-            "question": _escape(content.title),
-            "summary": _escape(content.summary),
-            "sections": "\n".join(map(_render_section, content.sections)),
-        },
+    return Template(read_resource("report_page.html", _RESOURCE_PACKAGE)).substitute(
+        policy=make_content_policy(style),
+        title=format_page_title(content.title),
+        style=style,
+        report_id=_escape(content.report_id),
+        question=_escape(content.title),
+        summary=_escape(content.summary),
+        sections="\n".join(map(_render_section, content.sections)),
     )
 
 
@@ -158,10 +150,8 @@ def _render_section(section: ContentSection) -> str:
     if section.passages:
         html_parts.append(f'<ul class="passages">{"".join(map(_render_passage, section.passages))}</ul>')
     if section.table:
-        (_, *column_headings), *rows = section.table
-        columns = "".join(
-            f'<th scope="col">{_escape(heading)}</th>' for heading in (section.table[0][0], *column_headings)
-        )
+        headings, *rows = section.table
+        columns = "".join(f'<th scope="col">{_escape(heading)}</th>' for heading in headings)
         body = "".join(
             f'<tr><th scope="row">{_escape(name)}</th>'
             + "".join(f"<td>{_escape(cell)}</td>" for cell in cells)

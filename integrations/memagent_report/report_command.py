@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, report_failures
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import (
     CheckpointsOption,
     JSONOption,
@@ -96,13 +96,12 @@ class ReportDocuments(ReaderOptions):
         from memagent_graph.cli.console import Console  # noqa: PLC0415
 
         console = Console(as_json=self.as_json, quiet=self.quiet)
-        with report_failures(console):
-            try:
-                report = asyncio.run(self._make_report(console))
-            except (KeyboardInterrupt, asyncio.CancelledError):
-                console.err.print("the same command continues the report")
-                raise typer.Exit(console.report_interruption(ExitCode.INTERRUPTED)) from None
-            self._print_report(report, console)
+        try:
+            report = asyncio.run(self._make_report(console))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            console.err.print("the same command continues the report")
+            raise typer.Exit(console.report_interruption(ExitCode.INTERRUPTED)) from None
+        self._print_report(report, console)
         if not report.totals["answered"]:
             raise typer.Exit(ExitCode.STOPPED if report.totals["stopped"] else ExitCode.NO_ANSWER)
 

@@ -34,6 +34,7 @@ import typer.core
 import typer.main
 from typer.models import OptionInfo
 
+from memagent_graph.cli.exit_codes import ExitCode, report_failures
 from memagent_graph.cli.options import OPTION_GROUPS, make_setting_options
 from memagent_graph.settings import ReadSettings
 
@@ -44,7 +45,7 @@ _BUILT_IN: Final = {
     "read": "read:Read",
     "resume": "read:Resume",
     "doctor": "doctor:Doctor",
-    "show": "show:Show",
+    "show": "runs:Show",
     "runs": "runs:Runs",
     "reward": "runs:GiveReward",
     "export": "runs:Export",
@@ -65,7 +66,7 @@ class Command(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def run(self) -> None:
-        """Run the command. Raise `typer.Exit` for an exit code other than 0."""
+        """Run the command. Raise `typer.Exit` for an exit code other than 0; a `MemAgentError` is reported."""
         ...
 
 
@@ -88,7 +89,8 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     ]
 
     def callback(**values: Any) -> None:
-        command(**values).run()
+        with report_failures(as_json=values.get("as_json", False)):
+            command(**values).run()
 
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -205,7 +207,6 @@ def _load_added_command(entry: EntryPoint) -> Any:
 
     def fail(error: Exception) -> NoReturn:
         from memagent_graph.cli.console import Console
-        from memagent_graph.cli.exit_codes import ExitCode
 
         raise typer.Exit(
             Console().report_error(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode, report_failures
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import JSONOption, ReaderOptions, print_json
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class Doctor(ReaderOptions):
                             console.out.print(f"        {escape(check.remedy)}")
                 return checks
 
-        with report_failures(console):
-            checks = asyncio.run(collect_checks())
+        checks = asyncio.run(collect_checks())
         if self.as_json:
             print_json({"checks": [asdict(check) for check in checks]})
         if any(check.status is CheckStatus.FAILED for check in checks):

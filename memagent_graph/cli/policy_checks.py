@@ -35,17 +35,9 @@ class PolicyCheck:
     """The result of a check: its subject, its outcome, and the remedy for a problem."""
 
     subject: str
-    status: CheckStatus
     detail: str
+    status: CheckStatus = CheckStatus.OK
     remedy: str | None = None
-
-
-def _make_ok(subject: str, detail: str) -> PolicyCheck:
-    return PolicyCheck(subject, CheckStatus.OK, detail)
-
-
-def _make_note(subject: str, detail: str, remedy: str | None = None) -> PolicyCheck:
-    return PolicyCheck(subject, CheckStatus.NOTE, detail, remedy)
 
 
 async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
@@ -57,24 +49,24 @@ async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
     try:
         if isinstance(policy, OpenAICompatiblePolicy):
             served_model = await policy.find_served_model()
-            yield _make_ok("server", f"{policy.base_url} answers ({served_model.get('owned_by', 'unnamed')})")
+            yield PolicyCheck("server", f"{policy.base_url} answers ({served_model.get('owned_by', 'unnamed')})")
             if policy.model_list_error:
                 detail = policy.model_list_error.message
-                yield _make_note("models", detail, "Ignore this if the model's name is right.")
+                yield PolicyCheck("models", detail, CheckStatus.NOTE, "Ignore this if the model's name is right.")
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
-        yield _make_ok("model", f"{policy.name}{computed}")
+        yield PolicyCheck("model", f"{policy.name}{computed}")
         yield _check_window(info)
         subject = "budget"
         context = await reader.aprepare()
         budget = context.budget
         memory_and_chunk = f"memory 2 x {budget.memory_tokens} + chunk {budget.chunk_tokens}"
         detail = f"question {budget.question_tokens} + {memory_and_chunk} in {budget.context_window} tokens"
-        yield _make_ok("budget", detail)
+        yield PolicyCheck("budget", detail)
         subject = "completion"
         completion = await policy.complete(_make_prompt(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
         reply = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
-        yield _make_ok("completion", reply)
+        yield PolicyCheck("completion", reply)
         yield _check_token_ids(completion)
         subject = "tokenizer"
         yield await _check_token_counts(context, completion)
@@ -82,7 +74,7 @@ async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
         if context.prompt_cut_detector is not None:
             yield await _check_longest_prompt(context, context.prompt_cut_detector)
     except MemAgentError as error:
-        yield PolicyCheck(subject, CheckStatus.FAILED, error.message, error.hint)
+        yield PolicyCheck(subject, error.message, CheckStatus.FAILED, error.hint)
 
 
 def _make_prompt(text: str) -> list[Message]:
@@ -91,8 +83,9 @@ def _make_prompt(text: str) -> list[Message]:
 
 def _check_window(info: ModelInfo) -> PolicyCheck:
     if info.context_window is None:
-        return _make_note("window", "the policy does not report it", "Set --context-window; 8192 is assumed.")
-    return _make_ok("window", f"{info.context_window} tokens")
+        remedy = "Set --context-window; 8192 is assumed."
+        return PolicyCheck("window", "the policy does not report it", CheckStatus.NOTE, remedy)
+    return PolicyCheck("window", f"{info.context_window} tokens")
 
 
 def _check_token_ids(completion: Completion) -> PolicyCheck:
@@ -102,11 +95,12 @@ def _check_token_ids(completion: Completion) -> PolicyCheck:
     if not missing:
         if len(ids or ()) != len(logprobs or ()):
             detail = f"{len(ids or ())} ids but {len(logprobs or ())} log-probs"
-            return PolicyCheck("token ids", CheckStatus.FAILED, detail, "Report this to the developers of the server.")
-        return _make_ok("token ids", "prompt ids, completion ids and log-probs are returned")
-    return _make_note(
+            return PolicyCheck("token ids", detail, CheckStatus.FAILED, "Report this to the developers of the server.")
+        return PolicyCheck("token ids", "prompt ids, completion ids and log-probs are returned")
+    return PolicyCheck(
         "token ids",
         f"no {', '.join(missing)}: such runs can be read, but not trained on",
+        CheckStatus.NOTE,
         "Serve the policy with vLLM 0.10 or newer.",
     )
 
@@ -117,16 +111,18 @@ async def _check_token_counts(context: ReaderContext, completion: Completion) ->
         await context.policy.complete(_make_prompt("A"), SamplingParams(max_tokens=1)) if completion.usage else None
     )
     if completion.usage is None or short_completion is None or short_completion.usage is None:
-        return _make_note("tokenizer", "the policy does not report token counts, so they cannot be compared")
+        detail = "the policy does not report token counts, so they cannot be compared"
+        return PolicyCheck("tokenizer", detail, CheckStatus.NOTE)
     server_tokens = completion.usage.prompt_tokens - short_completion.usage.prompt_tokens
     own_tokens = context.tokenizer.count(_SAMPLE) - context.tokenizer.count("A")
     name = context.tokenizer.name
     if own_tokens == server_tokens:
-        return _make_ok("tokenizer", f"{name} counts as the policy does ({own_tokens} tokens of a sample)")
-    return _make_note(
+        return PolicyCheck("tokenizer", f"{name} counts as the policy does ({own_tokens} tokens of a sample)")
+    return PolicyCheck(
         "tokenizer",
         f"{name} counts {own_tokens} tokens and the policy {server_tokens}: the policy can read, but chunks are longer "
         "or shorter than set",
+        CheckStatus.NOTE,
         "Pass the served model's own tokenizer with --tokenizer.",
     )
 
@@ -153,8 +149,9 @@ async def _check_longest_prompt(context: ReaderContext, detector: PromptCutDetec
             f"of a prompt of about {prompt_tokens:,} tokens, as reads will send, the server counts {server_count:,}"
         )
         remedy = f"Raise the server's window (Ollama: OLLAMA_CONTEXT_LENGTH), or pass --context-window {server_count}."
-        return PolicyCheck("longest prompt", CheckStatus.FAILED, f"{detail}: it cut the prompt", remedy)
+        return PolicyCheck("longest prompt", f"{detail}: it cut the prompt", CheckStatus.FAILED, remedy)
     reply = f"the reply to about {prompt_tokens:,} tokens was {completion.text[:30]!r}"
     if server_count or "umbrella" in completion.text.lower():
-        return _make_ok("longest prompt", reply)
-    return _make_note("longest prompt", f"{reply}, without the word at its beginning; tokens are not counted")
+        return PolicyCheck("longest prompt", reply)
+    detail = f"{reply}, without the word at its beginning; tokens are not counted"
+    return PolicyCheck("longest prompt", detail, CheckStatus.NOTE)

@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Final
 import typer
 
 from memagent_graph.cli.commands import Command
-from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import JSONOption, print_json
 
 
@@ -41,14 +40,13 @@ class AddPolicy:
         """Run the command."""
         from memagent_graph.policies.adding import add_policy
 
-        with report_failures():
-            folder = add_policy(
-                self.name,
-                file=self.file,
-                adapter=self.adapter,
-                gguf=self.gguf,
-                report=lambda line: typer.echo(line, err=True),
-            )
+        folder = add_policy(
+            self.name,
+            file=self.file,
+            adapter=self.adapter,
+            gguf=self.gguf,
+            report=lambda line: typer.echo(line, err=True),
+        )
         typer.echo(folder)
 
 
@@ -95,8 +93,7 @@ class RemovePolicy:
         """Run the command."""
         from memagent_graph.policies.adding import remove_policy
 
-        with report_failures():
-            typer.echo(f"removed {remove_policy(self.name)}", err=True)
+        typer.echo(f"removed {remove_policy(self.name)}", err=True)
 
 
 COMMANDS: Final[dict[str, type[Command]]] = {"add": AddPolicy, "list": ListPolicies, "remove": RemovePolicy}

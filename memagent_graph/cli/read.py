@@ -29,10 +29,11 @@ from memagent_graph.cli.options import (
     expand_questions,
     open_reader,
 )
-from memagent_graph.cli.run_choice import RunArgument, find_read_id, find_runs_to_resume, list_open_questions
+from memagent_graph.cli.run_choice import RunArgument, find_read_id, find_runs_to_resume, list_open_questions, open_log
 from memagent_graph.errors import DocumentError, MemAgentError, PolicyAuthenticationError, RunError, RunNotFoundError
 from memagent_graph.plain_text import format_count
-from memagent_graph.settings import SamplingSettings
+from memagent_graph.policies.server_url import NO_KEY
+from memagent_graph.settings import ReadSettings, SamplingSettings
 
 if TYPE_CHECKING:
     from memagent_graph.cli.console import Console
@@ -269,36 +270,51 @@ class Resume(RunOptions):
     ca_file: str | None = None
     proxy: str | None = None
 
+    def change_settings(self, settings: ReadSettings) -> ReadSettings:
+        """Return a run's settings with the policy, server or strategy of the options.
+
+        Key and headers are sent only to a server that the options or OPENAI_BASE_URL name.
+
+        Raises:
+            RunError: a key or a header is given, but only the log names the server.
+        """
+        is_server_from_log = settings.api_key == NO_KEY and self.policy is None and self.base_url is None
+        if is_server_from_log and (self.api_key or self.header):
+            secret, server = "key" if self.api_key else "header", settings.base_url
+            raise RunError(
+                f"the {secret} is not sent to {server}: only the log names this server",
+                hint=f"If it is your server, pass --base-url {server}.",
+            )
+        changes: dict[str, Any] = {"api_key": NO_KEY if is_server_from_log else self.api_key}
+        if self.policy is not None:
+            changes |= {"policy": self.policy, "model": self.model, "base_url": self.base_url}
+        elif self.model is not None or self.base_url is not None:
+            base_url = self.base_url or settings.base_url
+            changes |= {"policy": None, "model": self.model or settings.model, "base_url": base_url}
+        strategy = self.strategy or settings.strategy
+        return settings.replace(
+            strategy=strategy, header=self.header, ca_file=self.ca_file, proxy=self.proxy, **changes
+        )
+
     def run(self) -> None:
         """Run the command."""
 
         async def run(console: Console) -> list[ReadResult | Exception]:
             from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, read_in_passes
             from memagent_graph.documents import Document
-            from memagent_graph.policies.server_url import NO_KEY
             from memagent_graph.reading.run_history import await_result, require_results
             from memagent_graph.response_format import ResponseFormat
-            from memagent_graph.run_log import RunFilter, RunLog
-            from memagent_graph.settings import ReadSettings
-            from memagent_graph.storage.private_files import get_default_run_log
+            from memagent_graph.run_log import RunFilter
             from memagent_graph.strategies import load_strategy
 
-            log = RunLog(self.log or get_default_run_log())
+            log = open_log(self.log)
             run_ids = find_runs_to_resume(log, self.run_id)
             run_id, read_id = run_ids[0], find_read_id(run_ids[0])
             if open_questions := {*list_open_questions(log, read_id)} - {*run_ids}:
                 question_count = format_count(len(open_questions), "more question")
                 command = self.format_resume_command(read_id)
                 console.print_policy(f"{question_count} of the same read without an answer; for all: {command}")
-            logged_settings = ReadSettings.from_log(log.get(run_id).settings, run_id)
-            settings = logged_settings.with_other(
-                policy=self.policy,
-                model=self.model,
-                base_url=self.base_url,
-                api_key=self.api_key,
-                header=self.header,
-                strategy=self.strategy,
-            ).replace(ca_file=self.ca_file, proxy=self.proxy)
+            settings = self.change_settings(ReadSettings.from_log(log.get(run_id).settings, run_id))
             if self.strategy is None:
                 load_strategy(settings.strategy, allow_own_code=False)  # a log may come from others
             if settings.api_key == NO_KEY and list(log.runs(RunFilter(run_ids=[run_id], is_own=False))):

@@ -1,4 +1,4 @@
-"""`memagent runs`, `memagent reward`, `memagent export` and `memagent import`."""
+"""The commands on logged runs: `memagent runs`, `show`, `reward`, `export` and `import`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import report_failures
-from memagent_graph.cli.options import JSONOption, LogOption, print_json
-from memagent_graph.cli.run_choice import LISTED_RUNS, RunArgument, RunChoice, find_run, open_log
+from memagent_graph.cli.options import JSONOption, LogOption, StoreOption, print_json
+from memagent_graph.cli.run_choice import LATEST, LISTED_RUNS, RunArgument, RunChoice, find_run, open_log
 from memagent_graph.errors import RunLogError
 from memagent_graph.plain_text import format_count, make_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from memagent_graph.provenance.evidence import LineOrigin, LostLine
     from memagent_graph.run_log import RunLog, RunRecord, RunTotals
+    from memagent_graph.timeline.view import RunView
 
 _MAX_CELL_CHARS: Final = 60
 _WIDTH_WITHOUT_TERMINAL: Final = 240
@@ -46,20 +47,71 @@ class Runs(RunChoice):
 
     def run(self) -> None:
         """Run the command."""
-        with report_failures(as_json=self.as_json):
-            log = open_log(self.log)
-            run_ids = [find_run(log, name) for name in self.run_ids or ()]
-            newest = None if self.as_json or self.delete or run_ids else LISTED_RUNS
-            records = list(log.runs(self.make_filter(run_ids, newest=newest)))
-            if self.delete:
-                _delete_runs(log, records, self)
-                return
-            totals = log.totals(record.run_id for record in records)
-            if self.as_json:
-                values = [{**asdict(record), **asdict(totals[record.run_id])} for record in records]
-                print_json({"log": str(log.path), "bytes": log.size_bytes, "runs": values})
-            else:
-                _print_table(log, records, totals)
+        log = open_log(self.log)
+        run_ids = [find_run(log, name) for name in self.run_ids or ()]
+        newest = None if self.as_json or self.delete or run_ids else LISTED_RUNS
+        records = list(log.runs(self.make_filter(run_ids, newest=newest)))
+        if self.delete:
+            _delete_runs(log, records, self)
+            return
+        totals = log.totals(record.run_id for record in records)
+        if self.as_json:
+            values = [{**asdict(record), **asdict(totals[record.run_id])} for record in records]
+            print_json({"log": str(log.path), "bytes": log.size_bytes, "runs": values})
+        else:
+            _print_table(log, records, totals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """Show how a run's memory was built, chunk by chunk, and the quotes that support its answer."""
+
+    examples: ClassVar = (
+        "memagent show",
+        "memagent show latest --chunk 3",
+        "memagent show 20261121 --html run.html",
+    )
+    run_id: RunArgument = LATEST
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a self-contained page to this file instead. An earlier page is replaced; "
+            "other files and links only with --force."
+        ),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="With --html: replace any file or link.")] = False
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Show only this chunk, in full. Chunks are counted from 1.")
+    ] = None
+    log: LogOption = None
+    store: StoreOption = None
+    as_json: JSONOption = False
+
+    def run(self) -> None:
+        """Run the command."""
+        import rich.console
+
+        from memagent_graph.cli.console import Console
+        from memagent_graph.documents import find_store, open_store
+        from memagent_graph.timeline.model import build_timeline
+        from memagent_graph.timeline.page import render_page, write_page
+        from memagent_graph.timeline.terminal import render_timeline
+        from memagent_graph.timeline.view import load_run_view
+
+        log = open_log(self.log)
+        with Console().show_status("loading the run"):
+            run_id = find_run(log, self.run_id)
+            # The default is the store of the run.
+            store = open_store(self.store) if self.store else find_store(log.get(run_id).document, log.path)
+            view = load_run_view(log, run_id, store)
+        if self.as_json:
+            _print_view_as_json(view)
+        elif self.html is None:
+            rich.console.Console(highlight=False).print(render_timeline(build_timeline(view), chunk=self.chunk))
+        else:
+            page = render_page(build_timeline(view))
+            write_page(page, self.html, force=self.force)
+            typer.echo(f"wrote {self.html} ({len(page.encode()) / 1000:,.0f} kB); open it in a browser", err=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +134,16 @@ class GiveReward:
 
     def run(self) -> None:
         """Run the command."""
-        with report_failures(as_json=self.as_json):
-            log = open_log(self.log)
-            run_id = find_run(log, self.run_id)
-            log.reward(
-                run_id,
-                self.value,
-                name=self.name,
-                source=self.source,
-                conversation=self.conversation,
-                note=self.note,
-            )
+        log = open_log(self.log)
+        run_id = find_run(log, self.run_id)
+        log.reward(
+            run_id,
+            self.value,
+            name=self.name,
+            source=self.source,
+            conversation=self.conversation,
+            note=self.note,
+        )
         if self.as_json:
             names = ("conversation", "name", "value", "source", "note")
             print_json({"run_id": run_id, **{name: getattr(self, name) for name in names}})
@@ -123,7 +174,7 @@ class Export(RunChoice):
         from memagent_graph.run_log.exchange import export_runs
 
         selection = self.make_filter()
-        with report_failures(as_json=self.as_json), Console().show_status("writing the runs"):
+        with Console().show_status("writing the runs"):
             report = export_runs(
                 open_log(self.log),
                 self.destination,
@@ -172,7 +223,7 @@ class Import:
         from memagent_graph.run_log.exchange import import_runs, is_sqlite_file, merge_logs
         from memagent_graph.storage.private_files import get_default_run_log
 
-        with report_failures(as_json=self.as_json), Console().show_status("importing the runs"):
+        with Console().show_status("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):
                 raise RunLogError(f"there is no file {missing}", hint="Check the path of the file.")
             log = RunLog(self.log or get_default_run_log())
@@ -190,6 +241,25 @@ class Import:
             f"{format_count(total['rewards'], 'reward')} imported{skipped}",
             err=True,
         )
+
+
+def _print_view_as_json(view: RunView) -> None:
+    def pack_line(line: LineOrigin | LostLine) -> dict[str, Any]:
+        return asdict(line) | {"first_chunk": view.trace.updates[line.update].chunk_index}
+
+    text_fields = ("run_id", "question", "model", "strategy", "stop_reason", "answer", "raw_answer")
+    print_json(
+        {
+            **{name: getattr(view, name) for name in text_fields},
+            "document": dict(view.document),
+            "memory": view.trace.final_memory,
+            "lines": list(map(pack_line, view.provenance.lines)),
+            "lost": list(map(pack_line, view.provenance.lost)),
+            "evidence": list(map(asdict, view.evidence)),
+            "rewards": list(map(asdict, view.rewards)),
+            "updates": list(map(asdict, view.trace.updates)),
+        }
+    )
 
 
 def _delete_runs(log: RunLog, records: Sequence[RunRecord], command: Runs) -> None:

@@ -39,10 +39,8 @@ def resolve_below(root: Path, path: str, *, hint: str, allow_any_kind: bool = Fa
 
     Raises:
         DocumentError: the path does not exist.
-        RefusedSourceError: the text is not a path, or the path leads out of the root, or to no regular file.
+        RefusedSourceError: the path cannot be resolved, or leads out of the root, or to no regular file.
     """
-    if not _is_valid_path(path):
-        raise RefusedSourceError(f"{shorten_name(path)!r} is not a path", hint=hint)
     try:
         root = root.resolve(strict=True)
         target = (root / path).resolve(strict=True)
@@ -85,15 +83,12 @@ class AllowedRoots:
         The file is checked again when it is opened, because it may have been replaced.
 
         Raises:
-            RefusedSourceError: the path is not valid, leads outside the roots, does not exist, is not a regular file,
-                or is too large. The message is for a model: it says what would work, and nothing about files or
-                folders outside.
+            RefusedSourceError: the path leads outside the roots, does not exist, is not a regular file, or is too
+                large. The message is for a model: it says what would work, and nothing about files or folders outside.
         """
         name = shorten_name(path)
         if _SCHEME.match(path):
             raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted", hint=self._make_hint())
-        if not _is_valid_path(path):
-            raise RefusedSourceError(f"{name!r} is not a path", hint=self._make_hint())
         for root in self.roots:
             if (target := _find_target_below(root, path)) is not None:
                 self._require_readable_file(target, name)
@@ -145,10 +140,6 @@ class AllowedRoots:
             return "No files may be read; pass the text itself."
         names = list(dict.fromkeys(root.name if root.is_file() else f"{root.name}/" for root in self.roots))
         return f"Name {names[0]}." if names == [self.roots[0].name] else f"Name a file below {', '.join(names)}."
-
-
-def _is_valid_path(path: str) -> bool:
-    return bool(path.strip()) and "\0" not in path
 
 
 def _find_target_below(root: Path, path: str) -> Path | None:

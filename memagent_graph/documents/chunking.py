@@ -20,7 +20,7 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from memagent_graph.documents import DocumentRef, DocumentStore
-from memagent_graph.documents.headings import find_heading_starts, is_markdown
+from memagent_graph.documents.headings import find_heading_starts
 from memagent_graph.tokenizers import TextTokens, Tokenizer
 from memagent_graph.tokenizers.pieces import MAX_PIECE_BYTES, PIECE_BYTES, find_safe_cut
 from memagent_graph.words import (
@@ -208,30 +208,24 @@ class Chunker:
         start = cursor["char"] - piece_char
         if start >= len(piece.text):
             return None
-        # In the current piece, the chunk begins at `first_token` and `start`, and ends at `end_token` and `end`.
         texts: list[str] = []
-        tokens, splits = 0, False
-        end_token: int | None
-        while True:
-            target = first_token + self._chunk_tokens - tokens
-            if target >= len(piece.tokens) and piece.is_last:
-                end_token, end = len(piece.tokens), len(piece.text)
-            elif target <= len(piece.tokens):
-                chunk_end = self._find_end(piece, first_token, start, target)
-                if chunk_end is None and texts:
-                    chunk_end = first_token, start
-                splits = chunk_end is None
-                end_token, end = chunk_end or self._find_end_inside_character(piece, first_token, start, target)
-            else:
-                texts.append(piece.text[start:])
-                tokens += len(piece.tokens) - first_token
-                piece_char += len(piece.text)
-                piece = self._load_piece(piece.end_byte)
-                first_token = start = 0
-                continue
-            texts.append(piece.text[start:end])
-            break
-        text = "".join(texts)
+        tokens = 0
+        while first_token + self._chunk_tokens - tokens > len(piece.tokens) and not piece.is_last:
+            texts.append(piece.text[start:])
+            tokens += len(piece.tokens) - first_token
+            piece_char += len(piece.text)
+            piece = self._load_piece(piece.end_byte)
+            first_token = start = 0
+        # In the current piece, the chunk begins at `first_token` and `start`, and ends at `end_token` and `end`.
+        target = first_token + self._chunk_tokens - tokens
+        end_token: int | None = len(piece.tokens)
+        end = len(piece.text)
+        if target < len(piece.tokens) or not piece.is_last:
+            chunk_end = self._find_end(piece, first_token, start, target)
+            if chunk_end is None and texts:
+                chunk_end = first_token, start
+            end_token, end = chunk_end or self._find_end_inside_character(piece, first_token, start, target)
+        text = "".join([*texts, piece.text[start:end]])
         end_char = cursor["char"] + len(text)
         end_byte = cursor["byte"] + (len(text) if text.isascii() else len(text.encode()))
         ends_piece = end == len(piece.text)
@@ -255,7 +249,7 @@ class Chunker:
             text=text,
             next=next_cursor,
             last=ends_piece and piece.is_last,
-            splits=splits and not is_character_end(piece.text, end),
+            splits=not is_character_end(piece.text, end),
         )
 
     def _find_end(self, piece: _Piece, first_token: int, start: int, target: int) -> tuple[int, int] | None:
@@ -341,8 +335,7 @@ class Chunker:
     def _find_boundaries(self, text: str, start: int, end: int, boundary: Boundary) -> list[int]:
         """Return positions between two characters where a chunk may end, best first."""
         if boundary == "heading":
-            markdown = is_markdown(self._ref["media_type"])
-            return find_heading_starts(text, start, end, markdown=markdown)[: -_MAX_CANDIDATES - 1 : -1]
+            return find_heading_starts(text, start, end, self._ref["media_type"])[: -_MAX_CANDIDATES - 1 : -1]
         ends = find_paragraph_ends(text, start, end)[: -_MAX_CANDIDATES - 1 : -1] if boundary == "paragraph" else []
         positions: list[int] = []
         search_start = max(start, end - 400)  # a sentence nearly always ends after it

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
@@ -23,13 +24,14 @@ from memagent_graph.converters import Block, Omission, Parts
 from memagent_graph.documents import conversion_program
 from memagent_graph.entry_points import CONVERTERS, list_entry_points
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
+from memagent_graph.storage.bounded_files import parse_json
 
 T = TypeVar("T")
 
 _MAX_THREADS: Final = 16
 """Maximum number of documents that an event loop converts at the same time."""
 _MAX_HEADER_BYTES: Final = 1 << 16
-_MAX_OMISSION_CHARACTERS: Final = {"what": 100, "place": 200, "remedy": 300}
+_MAX_OMISSION_CHARACTERS: Final = 300
 """Maximum characters of each text in an omission."""
 _BOUNDS: Final = {
     "seconds": ("MEMAGENT_CONVERSION_SECONDS", "120", "takes more than {:g} seconds"),
@@ -78,22 +80,13 @@ _thread_pools: Final = PerLoop(
 
 
 @cache
-def list_converters() -> Mapping[str, tuple[str, str]]:
-    """Return for each kind of file its converter ("module:function") and the extra that this needs ("" for none)."""
-    return {
-        kind: (entry.value.partition("[")[0].strip(), "".join(entry.extras[:1]))
-        for kind, entry in list_entry_points(CONVERTERS).items()
-    }
+def list_converters() -> Mapping[str, EntryPoint]:
+    """Return the entry point of the converter for each kind of file."""
+    return list_entry_points(CONVERTERS)
 
 
 def convert_parts(
-    name: str,
-    kind: str,
-    file: IO[bytes],
-    cancellation: Cancellation,
-    *,
-    pages: str = "",
-    converter: str | None = None,
+    name: str, kind: str, file: IO[bytes], *, pages: str, cancellation: Cancellation, converter: str | None
 ) -> Parts:
     """Convert a file in a separate process; yield its text in order, and its omissions.
 
@@ -101,8 +94,8 @@ def convert_parts(
         name: the document's name, for messages.
         kind: as in `SourceFile`; HTML must be in UTF-8.
         file: a file on disk, which is read from its beginning.
-        cancellation: stops the conversion early.
         pages: the pages of a PDF file to convert, as `Document.pages`; empty for all.
+        cancellation: stops the conversion early.
         converter: the user's own converter: path/to/file.py:function, module:function, or the name of an entry point.
 
     Raises:
@@ -110,12 +103,13 @@ def convert_parts(
             was cancelled.
         MissingExtraError: a package that the converter needs is missing.
     """
+    converters = {kind: f"{entry.module}:{entry.attr}" for kind, entry in list_converters().items()}
     task = {
         "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
         "kind": kind,
         "pages": pages,
-        "converter": _locate_converter(converter),
-        "converters": {kind: location for kind, (location, _) in list_converters().items()},
+        "converter": converters.get(converter or "", _resolve_path(converter)),
+        "converters": converters,
         "bounds": _read_bounds(),
     }
     file.flush()
@@ -125,11 +119,9 @@ def convert_parts(
         yield from _read_output(task, result, exit_code)
 
 
-def _locate_converter(converter: str | None) -> str | None:
-    """Return the location of a user's converter, with an absolute path, or None if there is no such converter."""
-    if converter is None or converter in list_converters():
-        return converter and list_converters()[converter][0]
-    module, colon, function = converter.rpartition(":")
+def _resolve_path(converter: str | None) -> str | None:
+    """Return a user's converter, with an absolute path if it is in a file."""
+    module, colon, function = (converter or "").rpartition(":")
     return f"{Path(module).expanduser().resolve()}{colon}{function}" if module.endswith(".py") else converter
 
 
@@ -162,30 +154,26 @@ def _run_conversion(task: Mapping[str, Any], source: IO[bytes], result: IO[bytes
 def _read_output(task: Mapping[str, Any], result: IO[bytes], exit_code: int) -> Parts:
     """Parse the output of the process. It is not trusted, because the file may be hostile."""
     remaining_bytes = int(task["bounds"]["text"] * conversion_program.MEGABYTE)
-    while header := result.readline(_MAX_HEADER_BYTES):
-        try:
-            message = json.loads(header)
-        except ValueError:
-            break
-        if isinstance(message, dict) and "what" in message:
-            texts = {name: str(message[name])[:limit] for name, limit in _MAX_OMISSION_CHARACTERS.items()}
-            yield Omission(**texts, count=int(message["count"]))
-            continue
-        if isinstance(message, dict):
-            if not message:
-                return
-            raise _make_error(task, message)
-        match message:
-            case [str() | None as label, list() | None as headings, int() as size]:
-                pass
-            case _:
-                break
-        data = result.read(min(size, remaining_bytes))
-        remaining_bytes -= size
-        if len(data) < size:
-            break
-        text = data.decode("utf-8", "surrogatepass")
-        yield Block(text, label, None if headings is None else tuple(map(str, headings)))
+    with contextlib.suppress(ValueError):
+        while header := result.readline(_MAX_HEADER_BYTES):
+            match parse_json(header):
+                case [str() | None as label, list() | None as headings, int(size)] if 0 <= size <= remaining_bytes:
+                    data = result.read(size)
+                    remaining_bytes -= size
+                    if len(data) < size:
+                        break
+                    text = data.decode("utf-8", "surrogatepass")
+                    yield Block(text, label, None if headings is None else tuple(map(str, headings)))
+                case {"what": what, "place": place, "remedy": remedy, "count": int(count)}:
+                    texts = (str(text)[:_MAX_OMISSION_CHARACTERS] for text in (what, place, remedy))
+                    what, place, remedy = texts
+                    yield Omission(what, place, remedy, count)
+                case {"kind": str(kind), "message": str(message), "hint": str() | None as hint}:
+                    raise _make_error(task, kind, message, hint)
+                case None:
+                    return
+                case _:
+                    break
     raise DocumentError(
         f"the conversion of the {_describe_file(task)} failed (exit code {exit_code})",
         hint=f"The file is damaged, or needs more memory than the {task['bounds']['memory']:g} MB that "
@@ -197,19 +185,22 @@ def _describe_file(task: Mapping[str, Any]) -> str:
     return f"{str(task['kind']).upper()} file {task['name']}"
 
 
-def _make_error(task: Mapping[str, Any], fields: dict[str, str]) -> DocumentError | MissingExtraError:
-    match fields.get("kind"):
-        case "memory" | "text" as bound:
-            return _make_bound_error(task, bound)
+def _make_error(
+    task: Mapping[str, Any], kind: str, message: str, hint: str | None
+) -> DocumentError | MissingExtraError:
+    entry = list_converters().get(task["kind"])
+    match kind:
+        case "memory" | "text":
+            return _make_bound_error(task, kind)
         case "unsupported":
-            return UnsupportedDocumentError(fields["message"], hint=fields["hint"])
-        case "missing" if extra := list_converters().get(task["kind"], ("", ""))[1]:
-            return MissingExtraError(extra, f"reading the {_describe_file(task)}")
+            return UnsupportedDocumentError(message, hint=hint)
+        case "missing" if entry and entry.extras:
+            return MissingExtraError(entry.extras[0], f"reading the {_describe_file(task)}")
         case "missing":
             return DocumentError(
-                f"reading the {_describe_file(task)} needs the package {fields['message']!r}", hint="Install it."
+                f"reading the {_describe_file(task)} needs the package {message!r}", hint="Install it."
             )
-    return DocumentError(fields["message"], hint=fields["hint"])
+    return DocumentError(message, hint=hint)
 
 
 def _make_bound_error(task: Mapping[str, Any], bound: str) -> DocumentError:

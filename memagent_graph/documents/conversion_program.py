@@ -4,7 +4,7 @@
 
 Standard output is a sequence of blocks and omissions. A block is a line of JSON with label, headings and size,
 `["page 3", ["Title"], 120]`, and that many bytes of UTF-8; an omission is a line `{"what": ...}`. The last line is
-`{}`, or an object with the error's `kind`, `message` and `hint`. If it is missing, the process was stopped.
+`null`, or an object with the error's `kind`, `message` and `hint`. If it is missing, the process was stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PART_CHARACTERS: Final = 1 << 20
 MAX_HEADINGS: Final = 10
 """Maximum number of headings above a block."""
 MAX_HEADING_CHARACTERS: Final = 120
-"""Maximum characters of a label or heading."""
+MAX_LABEL_CHARACTERS: Final = 1000
+"""Longer labels, such as names of files in a message, are cut, because a header has a maximum size, too."""
 MEGABYTE: Final = 1_000_000
 _HEADER_ALLOWANCE_BYTES: Final = 1 << 20
 """The part of the output's limit that is for headers and omissions."""
@@ -39,7 +40,7 @@ def main(task: dict[str, Any]) -> None:
 
 def convert(task: dict[str, Any], file: IO[bytes], out: IO[bytes]) -> None:
     """Write the text of a file, its omissions and the last line."""
-    last_line: dict[str, Any] = {}
+    last_line = None
     try:
         file.seek(0)
         source = SourceFile(task["name"], task["kind"], file, task["pages"], task["converters"])
@@ -111,7 +112,8 @@ def _write_parts(parts: Parts, out: IO[bytes], max_text_bytes: int) -> None:
             if written_bytes > max_text_bytes:
                 raise ConversionError(kind="text")
             headings = part.headings and [heading[:MAX_HEADING_CHARACTERS] for heading in part.headings[:MAX_HEADINGS]]
-            label_and_headings = [None, None] if start else [part.label, headings]
+            label = part.label and part.label[:MAX_LABEL_CHARACTERS]
+            label_and_headings = [None, None] if start else [label, headings]
             out.write(json.dumps([*label_and_headings, len(data)]).encode() + b"\n")
             out.write(data)
 

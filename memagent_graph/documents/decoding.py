@@ -1,25 +1,44 @@
-"""Decodes bytes piece by piece: detects their charset, and refuses binary data."""
+"""Decodes bytes: looks up charsets as browsers do, detects the charset of a text, and refuses binary data.
+
+On the web `iso-8859-1` means cp1252, and `shift_jis` includes the letters that Windows added. The labels come from the
+WHATWG's Encoding Standard, through the package webencodings, which also names a Python codec for each. If that codec
+lacks characters of the standard, another codec is used here.
+"""
 
 from __future__ import annotations
 
 import codecs
 import itertools
 import logging
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Iterator
+from functools import partial
+from typing import IO, Any, Final
 
-from memagent_graph.documents.charsets import (
-    C1_HANDLER,
-    detect_codec,
-    detect_seven_bit_codec,
-    find_byte_order_mark,
-    find_web_codec,
-)
-from memagent_graph.errors import EncodingError, UnsupportedDocumentError
+import chardet
+import webencodings
 
-ErrorHandler = Literal["strict", "replace"]
-"""The codec's handling of bytes that it cannot decode."""
+from memagent_graph.errors import DocumentError, EncodingError, UnsupportedDocumentError
 
+_WIDER_CODECS: Final = {
+    "shift_jis": "cp932", "euc-kr": "cp949", "gbk": "gb18030", "big5": "big5hkscs", "iso-2022-jp": "iso2022_jp_2",
+    "euc-jp": "euc_jis_2004",
+}  # fmt: skip
+"""Maps names of web encodings to Python codecs with all their characters."""
+_CODECS_OF_OTHER_LABELS: Final = {
+    "x-gb2312": "gb18030", "hz-gb-2312": "hz", "iso-2022-kr": "iso2022_kr", "x-iso-2022-jp": "iso2022_jp_2",
+}  # fmt: skip
+_MIN_CONFIDENCE: Final = 0.08
+"""chardet has a confidence of at least 0.09 for texts, and less for random bytes."""
+_CP1252_SIGNS: Final = frozenset("€‚„…‰‹‘’“”•–—™›\xa0¢£¥§©«®°±·»½¼¾×".encode("cp1252"))
+"""Punctuation and symbols of cp1252. If a text has no other non-ASCII bytes, chardet has no letters to judge by."""
+_SEVEN_BIT_CODECS: Final = frozenset({"iso2022_jp_2", "iso2022_kr", "hz"})
+_BYTE_ORDER_MARKS: Final = (
+    (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
+)  # fmt: skip
+_C1_HANDLER: Final = "memagent.c1"
+"""The name of the codec error handler for bytes that cp1252 does not define."""
+READ_BYTES = 1 << 20
 SAMPLE_BYTES = 65_536
 _MIN_NON_ASCII_BYTES = 8
 """The minimum number of non-ASCII bytes from which a charset is detected."""
@@ -36,6 +55,61 @@ _NON_CHARSET_CODECS = {"idna", "punycode", "raw-unicode-escape", "undefined", "u
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08")
 
 log = logging.getLogger(__name__)
+
+
+def _decode_as_c1(error: UnicodeError) -> tuple[str, int]:
+    """Decode the five bytes that cp1252 does not define as browsers do: as control characters."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "".join(map(chr, error.object[error.start : error.end])), error.end
+
+
+codecs.register_error(_C1_HANDLER, _decode_as_c1)
+
+
+def find_byte_order_mark(sample: bytes) -> tuple[str, int] | None:
+    """Return the charset of a byte order mark, and the length of the mark in bytes."""
+    return next(((charset, len(mark)) for mark, charset in _BYTE_ORDER_MARKS if sample.startswith(mark)), None)
+
+
+def find_web_codec(label: str) -> str | None:
+    """Return the codec for a label, as browsers read it; None for an unknown label."""
+    label = label.strip().lower()
+    if codec := _CODECS_OF_OTHER_LABELS.get(label):
+        return codec
+    encoding = webencodings.lookup(label)
+    if encoding is None or encoding.name in {"x-user-defined", "replacement"}:
+        return None
+    return _WIDER_CODECS.get(encoding.name, str(encoding.codec_info.name))
+
+
+def _detect_codec(sample: bytes) -> str | None:
+    """Return the codec of bytes that are not UTF-8, from letter frequencies; None if the bytes are not text."""
+    if not sample.isascii() and all(byte < 0x80 or byte in _CP1252_SIGNS for byte in sample):
+        return "cp1252"
+    guess = chardet.detect(sample)
+    name = guess["encoding"] if guess["confidence"] >= _MIN_CONFIDENCE else None
+    return name and (find_web_codec(name) or name)
+
+
+def _detect_seven_bit_codec(sample: bytes) -> str | None:
+    """Return the codec of East Asian text in 7-bit bytes: ISO-2022-JP, ISO-2022-KR or HZ."""
+    if b"\x1b" not in sample and b"~{" not in sample:
+        return None
+    return codec if (codec := _detect_codec(sample)) in _SEVEN_BIT_CODECS else None
+
+
+def decode_web_text(data: bytes, label: str | None) -> str:
+    """Decode bytes as a browser or mail reader does: by byte order mark, by label, as UTF-8, or else as cp1252."""
+    if (mark := find_byte_order_mark(data)) is not None:
+        return data[mark[1] :].decode(mark[0], "replace")
+    candidates = [find_web_codec(label) if label else None, _detect_seven_bit_codec(data), "utf-8"]
+    for codec in filter(None, candidates):
+        try:
+            return data.decode(codec)
+        except UnicodeDecodeError:
+            continue
+    return data.decode(candidates[0] or "cp1252", "replace")
 
 
 def detect_binary_kind(sample: bytes) -> str | None:
@@ -78,14 +152,11 @@ def detect_charset(sample: bytes) -> str | None:
     A few non-ASCII bytes do not suffice. Text that is mostly UTF-8 counts as damaged UTF-8, because with any other
     charset most of it would be wrong.
     """
-    has_few = sum(byte > 0x7F for byte in sample) < _MIN_NON_ASCII_BYTES
-    return None if has_few or _looks_like_damaged_utf8(sample) else detect_codec(sample)
-
-
-def _looks_like_damaged_utf8(sample: bytes) -> bool:
     text = sample.decode("utf-8", "replace")
     error_count = text.count("\ufffd")
-    return sum(character > "\x7f" for character in text) - error_count > error_count
+    is_damaged_utf8 = sum(character > "\x7f" for character in text) > 2 * error_count
+    has_few = sum(byte > 0x7F for byte in sample) < _MIN_NON_ASCII_BYTES
+    return None if has_few or is_damaged_utf8 else _detect_codec(sample)
 
 
 def make_decoding_error(name: str, charset: str, offset: int) -> EncodingError:
@@ -106,39 +177,56 @@ def _detect_utf16_without_mark(sample: bytes) -> str | None:
     return charset if sum(char.isprintable() or char.isspace() for char in text) > 0.95 * len(text) else None
 
 
-def decode_pieces(
-    name: str,
-    reopen: Callable[[], Iterator[bytes]],
-    *,
-    encoding: str | None = None,
-    errors: ErrorHandler = "strict",
-) -> Iterator[str]:
-    """Decode a source that can be read twice, with one piece at a time in memory.
+def read_pieces(name: str, source: Any) -> Iterator[Any]:
+    """Yield the pieces of an open file or an iterator. They must be all text or all bytes."""
+    allowed_type: Any = str | bytes
+    is_file = hasattr(source, "read")
+    try:
+        for piece in itertools.takewhile(bool, iter(partial(source.read, READ_BYTES), None)) if is_file else source:
+            if not isinstance(piece, allowed_type):
+                raise DocumentError(
+                    f"the stream {name} gave a {type(piece).__name__}, not text or bytes",
+                    hint="Pass an iterator of only str or only bytes; LangChain Documents go in a list.",
+                )
+            allowed_type = str if isinstance(piece, str) else bytes
+            yield piece
+    except DocumentError:
+        raise
+    except Exception as error:  # the caller's source may raise anything
+        raise DocumentError(
+            f"{name} cannot be read to its end: {error}",
+            hint="Read it again from its beginning, or pass a file that you may read, in binary mode.",
+        ) from error
+
+
+def decode_pieces(name: str, file: IO[bytes], encoding: str | None, *, replace: bool) -> Iterator[str]:
+    """Decode a file from its beginning, with one piece at a time in memory.
 
     The charset comes from the byte order mark, else from `encoding`, else it is UTF-8. If a byte is not UTF-8, the
     charset is detected from the text around that byte, a warning is logged, and reading starts again.
 
     Args:
         name: the document's name, for messages.
-        reopen: yields the bytes from the start at every call.
+        file: a file that is read twice.
         encoding: the declared charset.
-        errors: `replace` puts U+FFFD in place of bytes that cannot be decoded.
+        replace: whether to put U+FFFD in place of bytes that cannot be decoded.
 
     Raises:
         EncodingError: bytes cannot be decoded. The message has the offset and the charset.
         UnsupportedDocumentError: the source is not text.
     """
-    byte_order_mark = find_byte_order_mark(next(reopen(), b""))
-    label = encoding or ("utf-8" if byte_order_mark is not None else _scan_for_charset(name, reopen, errors))
+    file.seek(0)
+    byte_order_mark = find_byte_order_mark(file.read(SAMPLE_BYTES))
+    label = encoding or ("utf-8" if byte_order_mark is not None else _scan_for_charset(name, file, replace=replace))
     charset, offset = byte_order_mark or (find_codec(label), 0)
     if byte_order_mark is None and (kind := codecs.lookup(charset).name) in {"utf-16", "utf-32"}:
         raise EncodingError(
             f"{name} has no byte order mark, which {kind} needs", hint=f"Pass --encoding {kind}-le or {kind}-be."
         )
-    uses_c1 = errors == "strict" and charset == "cp1252" and label.lower() not in {"cp1252", "windows-1252"}
-    decoder = codecs.getincrementaldecoder(charset)(C1_HANDLER if uses_c1 else errors)
-    data = reopen()
-    for piece in itertools.chain([next(data, b"")[offset:]], data, [b""]):
+    uses_c1 = charset == "cp1252" and label.lower() not in {"cp1252", "windows-1252"}
+    decoder = codecs.getincrementaldecoder(charset)("replace" if replace else _C1_HANDLER if uses_c1 else "strict")
+    file.seek(offset)
+    for piece in itertools.chain(read_pieces(name, file), [b""]):
         pending_bytes = len(decoder.getstate()[0])
         try:
             text = decoder.decode(piece, not piece)
@@ -149,15 +237,15 @@ def decode_pieces(
             yield text
 
 
-def _scan_for_charset(name: str, reopen: Callable[[], Iterator[bytes]], errors: ErrorHandler) -> str:
+def _scan_for_charset(name: str, file: IO[bytes], *, replace: bool) -> str:
     """Return the charset of a source without a byte order mark. Reads up to the first byte that is not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
-    previous = b""
     seven_bit_codec: str | None = None
-    for piece in itertools.chain(reopen(), [b""]):
+    file.seek(0)
+    for piece in itertools.chain(read_pieces(name, file), [b""]):
         if offset == 0:
-            seven_bit_codec = detect_seven_bit_codec(piece[:SAMPLE_BYTES])
+            seven_bit_codec = _detect_seven_bit_codec(piece[:SAMPLE_BYTES])
             if seven_bit_codec is None:
                 _refuse_binary(name, piece[:SAMPLE_BYTES])
         pending_bytes = len(decoder.getstate()[0])
@@ -165,20 +253,19 @@ def _scan_for_charset(name: str, reopen: Callable[[], Iterator[bytes]], errors: 
             decoder.decode(piece, not piece)
         except UnicodeDecodeError as error:
             error_offset = offset - pending_bytes + error.start
-            sample_start = len(previous) - pending_bytes + error.start - SAMPLE_BYTES // 2
-            charset = detect_charset((previous + piece)[max(0, sample_start) :][:SAMPLE_BYTES])
+            file.seek(max(0, error_offset - SAMPLE_BYTES // 2))
+            charset = detect_charset(file.read(SAMPLE_BYTES))
             if charset is not None:
                 log.warning(
                     "%s is not UTF-8 (see the byte at offset %d); reading it as %s", name, error_offset, charset
                 )
                 return charset
-            if errors == "replace":
+            if replace:
                 return "utf-8"
             raise make_decoding_error(name, "utf-8", error_offset) from None
         if seven_bit_codec is None:
-            seven_bit_codec = detect_seven_bit_codec(piece)
+            seven_bit_codec = _detect_seven_bit_codec(piece)
         offset += len(piece)
-        previous = piece[-SAMPLE_BYTES:]
     if seven_bit_codec is not None:
         log.warning("%s has escape sequences of %s; reading it with this charset", name, seven_bit_codec)
     return seven_bit_codec or "utf-8"

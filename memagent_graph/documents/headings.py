@@ -9,6 +9,7 @@ heading, evidence names the section before.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -51,11 +52,6 @@ _TITLE_END: Final = re.compile(r"\.\s+[^\W\d_a-z]|:\s|\s[–—]\s")
 _NEXT_NUMBERED_LINE: Final = re.compile(r"\s*\n\s*(?P<number>\d{1,3}(?:\.\d{1,3})*)[.)]?\s")
 
 
-def is_markdown(media_type: str) -> bool:
-    """Return whether texts of this type are stored as Markdown."""
-    return media_type in _MARKDOWN_TYPES
-
-
 def find_headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
     """Return the headings and numbered clauses of a text, in order; at most `MAX_HEADINGS`.
 
@@ -64,21 +60,16 @@ def find_headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
         media_type: the type of the document. If it is not Markdown, a line that begins with # needs blank lines around
             it, because it may be a comment.
     """
-    marks: list[SourceMark] = []
-    finder = _HeadingFinder(strict=not is_markdown(media_type))
-    for start, block in _split_blocks(pieces):
-        for mark in finder.find_marks(block, start):
-            marks.append(mark)
-            if len(marks) == MAX_HEADINGS:
-                return marks
-    return marks
+    finder = _HeadingFinder(media_type)
+    marks = (mark for start, block in _split_blocks(pieces) for mark in finder.find_marks(block, start))
+    return list(itertools.islice(marks, MAX_HEADINGS))
 
 
-def find_heading_starts(text: str, start: int, end: int, *, markdown: bool) -> list[int]:
+def find_heading_starts(text: str, start: int, end: int, media_type: str) -> list[int]:
     """Return the starts of headings between two characters of a text, in order. Chunks can end there."""
     line_start = text.rfind("\n", 0, start) + 1
     window = text[line_start : end + _MAX_TITLE_CHARACTERS * 4]
-    finder = _HeadingFinder(strict=not markdown, preceding_text="\n" if line_start else "\n\n")
+    finder = _HeadingFinder(media_type, preceding_text="\n" if line_start else "\n\n")
     starts = (line_start + mark.start_char for mark in finder.find_marks(window, 0))
     return [position for position in starts if start < position <= end]
 
@@ -86,8 +77,8 @@ def find_heading_starts(text: str, start: int, end: int, *, markdown: bool) -> l
 class _HeadingFinder:
     """Finds headings in a sequence of blocks of whole lines."""
 
-    def __init__(self, *, strict: bool, preceding_text: str = "\n\n") -> None:
-        self._strict = strict
+    def __init__(self, media_type: str, preceding_text: str = "\n\n") -> None:
+        self._is_markdown = media_type in _MARKDOWN_TYPES
         self._preceding_text = preceding_text
         self._is_code = False
         self._last_number: tuple[int, ...] | None = None
@@ -107,7 +98,7 @@ class _HeadingFinder:
         """Return the label of a line that is a heading, or None."""
         if line["heading"] is None:
             return self._make_clause_label(line, block)
-        if self._strict and not self._stands_alone(line, block):
+        if not self._is_markdown and not self._stands_alone(line, block):
             return None
         label = _remove_markup(line["heading"].rstrip("#"))
         if number := re.match(r"\d{1,3}(?:\.\d{1,3})*", label):

@@ -8,21 +8,23 @@ import logging
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Block, Parts
-from memagent_graph.documents.charsets import find_byte_order_mark, find_web_codec
 from memagent_graph.documents.conversion import convert_parts
 from memagent_graph.documents.decoding import (
+    READ_BYTES,
     SAMPLE_BYTES,
-    ErrorHandler,
     decode_pieces,
     detect_binary_kind,
+    find_byte_order_mark,
     find_codec,
+    find_web_codec,
+    read_pieces,
 )
 from memagent_graph.documents.sources import (
     KINDS_BY_MEDIA_TYPE,
@@ -35,7 +37,6 @@ from memagent_graph.documents.sources import (
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 from memagent_graph.storage.bounded_files import open_regular_file
 
-READ_BYTES = 1 << 20
 _DECLARED_CHARSET = re.compile(
     rb"(?:^\s*<\?xml[^>]{0,100}?encoding|<meta[^>]{0,200}?charset)\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE
 )
@@ -59,11 +60,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def open_document(
-    document: Document,
-    *,
-    replace: bool = False,
-    cancellation: Cancellation | None = None,
-    converter: str | None = None,
+    document: Document, *, replace: bool, cancellation: Cancellation, converter: str | None
 ) -> Iterator[tuple[str, Parts]]:
     """Open a document: yield its actual media type and an iterator over its text.
 
@@ -78,31 +75,28 @@ def open_document(
         DocumentError: the document cannot be opened or read, has an unsupported kind, or exceeds a bound of conversion.
         MissingExtraError: the converter needs an extra that is not installed.
     """
-    errors: ErrorHandler = "replace" if replace else "strict"
     content = document.content
     if document.encoding is not None:
         find_codec(document.encoding)  # an unknown charset is an error even for PDF, which does not use it
-    convert = partial(convert_parts, cancellation=cancellation or Cancellation(), converter=converter)
+    convert = partial(convert_parts, cancellation=cancellation, converter=converter)
     with contextlib.ExitStack() as stack:
         file: IO[bytes] | None = None
         if isinstance(content, bytes):
             content = iter([content])
         elif isinstance(content, Path):
-            is_readable_twice = not content.is_fifo() and not content.is_char_device()
             content = stack.enter_context(_open_file(document))
-            file = content if is_readable_twice else None
+            file = content if content.seekable() else None
         if file is None and (hasattr(content, "read") or isinstance(content, Iterator)):
-            pieces = _read_pieces(document.name, content)
+            pieces = read_pieces(document.name, content)
             first_piece = next(pieces, "")
             pieces = itertools.chain([first_piece], pieces)
             if isinstance(first_piece, bytes):
                 # Bytes are read twice to detect their charset; a converter reads them from disk.
                 file = stack.enter_context(tempfile.TemporaryFile())
                 file.writelines(pieces)
-                file.seek(0)
             content = map(Block, pieces)
         if file is not None:
-            yield _read_binary(document, file, errors, convert)
+            yield _read_binary(document, file, convert, replace=replace)
             return
         if document.pages:
             raise make_pages_error(document, "text")
@@ -123,48 +117,24 @@ def make_pages_error(document: Document, kind: str) -> UnsupportedDocumentError:
 
 def _open_file(document: Document) -> IO[bytes]:
     path: Path = document.content
-    hint = None
     name = path if document.root is None else document.name  # clients must not learn the location of the root
     try:
         return path.open("rb") if document.root is None else open_regular_file(path, document.root)
     except FileNotFoundError:
-        reason, hint = "does not exist", "Check the path; to read a text itself use Document.from_text."
+        problem, hint = "does not exist", "Check the path; to read a text itself use Document.from_text."
     except IsADirectoryError:
-        reason, hint = "is a directory", "Pass one file, or read its files one by one."
+        problem, hint = "is a directory", "Pass one file, or read its files one by one."
     except PermissionError:
-        reason, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
+        problem, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
     except (OSError, ValueError) as error:
-        message = f"the file {name} cannot be opened: {getattr(error, 'strerror', error)}"
-        raise DocumentError(message, hint="Check the path, or copy the file.") from error
-    raise DocumentError(f"the file {name} {reason}", hint=hint)
+        problem = f"cannot be opened: {getattr(error, 'strerror', error)}"
+        hint = "Check the path, or copy the file."
+    raise DocumentError(f"the file {name} {problem}", hint=hint)
 
 
-def _read_pieces(name: str, source: Any) -> Iterator[Any]:
-    """Yield the pieces of an open file or an iterator. They must be all text or all bytes."""
-    allowed_type: Any = str | bytes
-    is_file = hasattr(source, "read")
-    try:
-        for piece in itertools.takewhile(bool, iter(partial(source.read, READ_BYTES), None)) if is_file else source:
-            if not isinstance(piece, allowed_type):
-                raise DocumentError(
-                    f"the stream {name} gave a {type(piece).__name__}, not text or bytes",
-                    hint="Pass an iterator of only str or only bytes; LangChain Documents go in a list.",
-                )
-            allowed_type = str if isinstance(piece, str) else bytes
-            yield piece
-    except DocumentError:
-        raise
-    except Exception as error:  # the caller's source may raise anything
-        raise DocumentError(
-            f"{name} cannot be read to its end: {error}",
-            hint="Read it again from its beginning, or pass a file that you may read, in binary mode.",
-        ) from error
-
-
-def _find_kind(document: Document, file: IO[bytes]) -> str | None:
+def _find_kind(document: Document, file: IO[bytes], sample: bytes) -> str | None:
     """Return the kind of a file from its first bytes, its type, or its beginning; None for plain text."""
     declared_kind = find_kind_by_media_type(document.media_type)
-    sample = _read_sample(file, 1024)
     magic_kind = "pdf" if sample.startswith(b"%PDF-") else "rtf" if sample.startswith(b"{\\rtf") else None
     if sample.startswith(b"PK\x03\x04"):
         magic_kind = _detect_archive_kind(file)
@@ -173,7 +143,7 @@ def _find_kind(document: Document, file: IO[bytes]) -> str | None:
             f"{document.name} is a damaged {declared_kind.upper()} file, or not one",
             hint="Save it again; it may have a password. If it is plain text, name it .txt.",
         )
-    return magic_kind or declared_kind or _find_kind_by_content(document, _read_sample(file, SAMPLE_BYTES))
+    return magic_kind or declared_kind or _find_kind_by_content(document, sample)
 
 
 def _find_kind_by_content(document: Document, sample: bytes) -> str | None:
@@ -199,11 +169,6 @@ def _find_kind_by_content(document: Document, sample: bytes) -> str | None:
     return None
 
 
-def _read_sample(file: IO[bytes], size: int) -> bytes:
-    file.seek(0)
-    return file.read(size)
-
-
 def _detect_archive_kind(file: IO[bytes]) -> str | None:
     # A damaged archive can raise any error. The caller reports the damage.
     with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
@@ -215,39 +180,32 @@ def _detect_archive_kind(file: IO[bytes]) -> str | None:
     return None
 
 
-def _read_binary(
-    document: Document, file: IO[bytes], errors: ErrorHandler, convert: partial[Parts]
-) -> tuple[str, Parts]:
-    kind = _find_kind(document, file)
-    if kind is None and convert.keywords["converter"] is not None and detect_binary_kind(_read_sample(file, 1024)):
+def _read_binary(document: Document, file: IO[bytes], convert: partial[Parts], *, replace: bool) -> tuple[str, Parts]:
+    file.seek(0)
+    sample = file.read(SAMPLE_BYTES)
+    kind = _find_kind(document, file, sample)
+    if kind is None and convert.keywords["converter"] is not None and detect_binary_kind(sample[:1024]):
         kind = Path(document.name).suffix.lower().removeprefix(".") or "binary"
     if document.pages and kind != "pdf":
         raise make_pages_error(document, f"a {kind.upper()} file" if kind else "text")
     if kind == "html":
-        return MEDIA_TYPES[kind], _convert_html(document, file, errors, convert)
+        return MEDIA_TYPES[kind], _convert_html(document, file, sample, convert, replace=replace)
     if kind is not None:
         return MEDIA_TYPES.get(kind, f"application/x-{kind}"), convert(document.name, kind, file, pages=document.pages)
-    texts = decode_pieces(
-        document.name, partial(_read_pieces_again, document.name, file), encoding=document.encoding, errors=errors
-    )
+    texts = decode_pieces(document.name, file, document.encoding, replace=replace)
     return TEXT_TYPE if document.media_type == UNKNOWN_TYPE else document.media_type, map(Block, texts)
 
 
-def _read_pieces_again(name: str, file: IO[bytes]) -> Iterator[bytes]:
-    file.seek(0)
-    yield from _read_pieces(name, file)
-
-
-def _convert_html(document: Document, file: IO[bytes], errors: ErrorHandler, convert: Callable[..., Parts]) -> Parts:
+def _convert_html(
+    document: Document, file: IO[bytes], sample: bytes, convert: partial[Parts], *, replace: bool
+) -> Parts:
     """Yield the text of an HTML file. It is decoded with its declared charset and converted as UTF-8."""
-    head = _read_sample(file, SAMPLE_BYTES)
     encoding = document.encoding
-    if encoding is None and find_byte_order_mark(head) is None and (meta := _DECLARED_CHARSET.search(head[:4096])):
+    if encoding is None and find_byte_order_mark(sample) is None and (meta := _DECLARED_CHARSET.search(sample[:4096])):
         label = meta.group(1).decode("ascii")
         # As browsers do, ignore charsets that only Python knows, and UTF-16, because the declaration itself is ASCII.
         encoding = None if (find_web_codec(label) or "utf-16").startswith("utf-16") else label
     with tempfile.TemporaryFile() as copy:
-        reopen = partial(_read_pieces_again, document.name, file)
-        for text in decode_pieces(document.name, reopen, encoding=encoding, errors=errors):
+        for text in decode_pieces(document.name, file, encoding, replace=replace):
             copy.write(text.encode("utf-8", "surrogatepass"))
-        yield from convert(document.name, "html", copy)
+        yield from convert(document.name, "html", copy, pages="")

@@ -179,15 +179,12 @@ class Document:
         """Join LangChain `Document`s to one document, with blank lines between them. Their sources become sections."""
         if not documents:
             raise DocumentError("an empty list of documents", hint="Pass at least one document.")
-        blocks = (
-            Block(document.page_content, _make_source_label(document, index))
+        blocks = [
+            block
             for index, document in enumerate(documents)
-        )
-        return cls(
-            name or _make_source_name(documents),
-            TEXT_TYPE,
-            tuple(part for block in blocks for part in (Block(GAP), block))[1:],
-        )
+            for block in (Block(GAP), Block(document.page_content, _make_source_label(document, index)))
+        ]
+        return cls(name or _make_source_name(documents), TEXT_TYPE, tuple(blocks[1:]))
 
     @classmethod
     def of(cls, source: Any) -> Document:  # noqa: PLR0911 - one return per kind of source

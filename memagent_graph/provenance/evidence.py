@@ -251,13 +251,8 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
     chunks: dict[int, TokenizedText | None] = {}
     chunks_by_line: dict[_Line, frozenset[int]] = {}
     for index, update in enumerate(trace.updates):
-        sources = trace.source_indices(update)
-        lines = [line for source in sources for line in lines_after_update[source]]
-        # After a merge, an unchanged memory may be equal to one of several.
-        is_unchanged = not update.changed and len(sources) == 1
-        if not is_unchanged:
-            lines = _match_next_lines(lines, split_memory(update.memory), index)[0]
-        lines_after_update.append(lines)
+        old_lines = [line for source in trace.source_indices(update) for line in lines_after_update[source]]
+        lines_after_update.append(_match_next_lines(old_lines, split_memory(update.memory), index)[0])
         for line in lines_after_update[-1]:
             if line not in chunks_by_line:
                 quotes = _find_line_quotes(line, TokenizedText(line.text), trace, chunk_text, chunks)

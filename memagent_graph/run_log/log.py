@@ -19,7 +19,7 @@ from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
-from memagent_graph.run_log.columns import bound_records, pack_row, unpack_row
+from memagent_graph.run_log.columns import Record, bound_records, pack_row, unpack_row
 from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import (
     Conversation,
@@ -167,8 +167,12 @@ class RunLog:
         event = LoggedEvent(time.time(), EventKind.MEMORY_EDITED, describe_edit(author), position, text, call_id)
 
         def write_edit(connection: sqlite3.Connection) -> None:
-            rows.supersede_other_calls(connection, run_id, remaining)
-            rows.insert_event(connection, run_id, event)
+            connection.execute(
+                "UPDATE conversations SET superseded = 1 "
+                "WHERE run_id = ? AND call_id NOT IN (SELECT value FROM json_each(?))",
+                (run_id, json.dumps(list(remaining))),
+            )
+            rows.insert_row(connection, "events", {**pack_row(event), "run_id": run_id})
 
         return self._writer.submit(write_edit)
 
@@ -233,9 +237,10 @@ class RunLog:
                 for conversation in sorted(run.conversations, key=lambda conversation: conversation.id or 0)
             }
             for event in run.events:
-                rows.insert_event(connection, run_id, event)
+                rows.insert_row(connection, "events", {**pack_row(event), "run_id": run_id})
             for reward in run.rewards:
-                row_id = None if reward.conversation is None else row_ids[reward.conversation]
+                # A row that does not exist violates the foreign key.
+                row_id = None if reward.conversation is None else row_ids.get(reward.conversation, -1)
                 rows.insert_reward(connection, replace(reward, conversation=row_id))
 
         try:
@@ -249,11 +254,6 @@ class RunLog:
             if isinstance(error.__cause__, _STORAGE_ERRORS):
                 raise RunLogError(f"run {run_id!r} cannot be stored: {error.message}", hint=error.hint) from error
             raise
-        except KeyError as error:
-            raise RunLogError(
-                f"run {run_id!r} cannot be stored: a reward names the conversation {error}, which it lacks",
-                hint="Take the run from its log or export again.",
-            ) from error
 
     def delete(self, run_ids: Iterable[str]) -> int:
         """Delete runs with all of their data, free the disk space, and return the number of runs."""
@@ -315,9 +315,7 @@ class RunLog:
     def runs(self, selection: RunFilter | None = None) -> Iterator[RunRecord]:
         """Yield the runs, newest first."""
         condition, parameters = (selection or RunFilter()).build_sql()
-        with self._open_for_reading() as connection:
-            for row in connection.execute(f"SELECT * FROM runs {condition}", parameters):  # noqa: S608  our own words
-                yield unpack_row(RunRecord, row)
+        return self._select(RunRecord, f"SELECT * FROM runs {condition}", *parameters)  # noqa: S608  our own words
 
     def conversations(self, run_id: str, *, superseded: bool = False, with_ids: bool = True) -> Iterator[Conversation]:
         """Yield the conversations of a run by position and attempt.
@@ -332,9 +330,8 @@ class RunLog:
         """
         columns = "*" if with_ids else rows.SMALL_COLUMNS
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
-        with self._open_for_reading() as connection:
-            records = connection.execute(query, (run_id, int(superseded)))
-            yield from bound_records((unpack_row(Conversation, row) for row in records), f"run {run_id} in {self.path}")
+        records = self._select(Conversation, query, run_id, int(superseded))
+        return bound_records(records, f"run {run_id} in {self.path}")
 
     def trace(self, run_id: str) -> Trace:
         """Return a run's conversations as a graph of calls, with what each read, its parents, and the memory after it.
@@ -349,16 +346,13 @@ class RunLog:
 
     def events(self, run_id: str) -> list[LoggedEvent]:
         """Return the events of a run without a conversation (edits of memories)."""
-        with self._open_for_reading() as connection:
-            events = connection.execute("SELECT * FROM events WHERE run_id = ? ORDER BY id", (run_id,))
-            return list(bound_records((unpack_row(LoggedEvent, row) for row in events), f"run {run_id} in {self.path}"))
+        events = self._select(LoggedEvent, "SELECT * FROM events WHERE run_id = ? ORDER BY id", run_id)
+        return list(bound_records(events, f"run {run_id} in {self.path}"))
 
     def rewards(self, run_id: str, *, earlier: bool = False) -> list[Reward]:
         """Return the rewards of a run and its conversations, oldest first; with `earlier` also of earlier attempts."""
         table = "rewards" if earlier else "valid_rewards"
-        with self._open_for_reading() as connection:
-            rewards = connection.execute(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY time, id", (run_id,))  # noqa: S608
-            return [unpack_row(Reward, row) for row in rewards]
+        return list(self._select(Reward, f"SELECT * FROM {table} WHERE run_id = ? ORDER BY time, id", run_id))  # noqa: S608
 
     def latest_rewards(self, run_id: str) -> dict[str, float]:
         """Return the newest value of the run's own rewards, by name."""
@@ -366,29 +360,24 @@ class RunLog:
 
     def totals(self, run_ids: Iterable[str]) -> dict[str, RunTotals]:
         """Return the totals of runs by id, without superseded conversations."""
-        ids = list(run_ids)
-        rewards: dict[str, dict[str, float]] = {run_id: {} for run_id in ids}
-        id_list = json.dumps(ids)
+        rewards: dict[str, dict[str, float]] = {run_id: {} for run_id in run_ids}
+        totals = {run_id: RunTotals(rewards=values) for run_id, values in rewards.items()}
+        parameters = (json.dumps(list(rewards)),)
         with self._open_for_reading() as connection:
-            for row in connection.execute(
+            for run_id, name, value in connection.execute(
                 "SELECT run_id, name, value FROM valid_rewards "
                 "WHERE run_id IN (SELECT value FROM json_each(?)) AND conversation IS NULL ORDER BY time, id",
-                (id_list,),
+                parameters,
             ):
-                rewards[row["run_id"]][row["name"]] = row["value"]
-            totals = {run_id: RunTotals(rewards=values) for run_id, values in rewards.items()}
-            sums = connection.execute(
-                "SELECT run_id, count(*) conversations, sum(prompt_tokens) prompt_tokens, "
-                "sum(completion_tokens) completion_tokens, "
-                "sum(prompt_token_ids IS NOT NULL AND token_ids IS NOT NULL AND logprobs IS NOT NULL) with_ids "
+                rewards[run_id][name] = value
+            for run_id, *counts in connection.execute(
+                "SELECT run_id, count(*), sum(prompt_tokens), sum(completion_tokens), "
+                "sum(prompt_token_ids IS NOT NULL AND token_ids IS NOT NULL AND logprobs IS NOT NULL) "
                 "FROM conversations WHERE run_id IN (SELECT value FROM json_each(?)) AND superseded = 0 "
                 "GROUP BY run_id",
-                (id_list,),
-            )
-            for row in sums:
-                counts = dict(row)
-                run_id = counts.pop("run_id")
-                totals[run_id] = RunTotals(**counts, rewards=rewards[run_id])
+                parameters,
+            ):
+                totals[run_id] = RunTotals(rewards[run_id], *counts)
         return totals
 
     def templates(self, run_id: str) -> dict[str, dict[str, str]]:
@@ -412,6 +401,11 @@ class RunLog:
         if text != conversation.text:
             conversation = replace(conversation, token_ids=None, logprobs=None)
         return replace(conversation, text=text, memory=self._redact_text(TextKind.MEMORY, conversation.memory))
+
+    def _select(self, record_class: type[Record], query: str, *parameters: Any) -> Iterator[Record]:
+        with self._open_for_reading() as connection:
+            for row in connection.execute(query, parameters):
+                yield unpack_row(record_class, row)
 
     @contextmanager
     def _open_for_reading(self) -> Iterator[sqlite3.Connection]:

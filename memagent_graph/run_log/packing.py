@@ -16,6 +16,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
+from memagent_graph.storage.bounded_files import inflate
+
 _NUMBERS_LEVEL: Final = 1
 _TEXT_LEVEL: Final = 6
 """The compression levels of numbers and texts. Higher levels take more time and hardly save space."""
@@ -67,7 +69,8 @@ def unpack_numbers(type_code: str, blob: bytes | None) -> array[Any] | None:
     raw_plane_count, count = blob[0], int.from_bytes(blob[1:_HEADER_BYTES], "little")
     _require_list_length(count)
     end = _HEADER_BYTES + count * raw_plane_count
-    data = blob[_HEADER_BYTES:end] + _inflate(blob[end:], count * (_NUMBER_BYTES - raw_plane_count))
+    other_planes = inflate(blob[end:], count * (_NUMBER_BYTES - raw_plane_count), _WINDOW_BITS)
+    data = blob[_HEADER_BYTES:end] + other_planes
     if len(data) != count * _NUMBER_BYTES:
         raise ValueError("a list of numbers is cut off")
     planes = bytearray(count * _NUMBER_BYTES)
@@ -96,25 +99,12 @@ def unpack_text(blob: bytes | None) -> str | None:
     Raises:
         ValueError: the blob is damaged, or has more than `MAX_TEXT_BYTES`.
     """
-    return None if blob is None else _inflate(blob, MAX_TEXT_BYTES).decode("utf-8", "surrogatepass")
+    return None if blob is None else inflate(blob, MAX_TEXT_BYTES, _WINDOW_BITS).decode("utf-8", "surrogatepass")
 
 
 def _deflate(data: bytes, level: int, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> bytes:
     stream = zlib.compressobj(level, zlib.DEFLATED, _WINDOW_BITS, _MEMORY_LEVEL, strategy)
     return stream.compress(data) + stream.flush()
-
-
-def _inflate(data: bytes, limit: int) -> bytes:
-    stream = zlib.decompressobj(_WINDOW_BITS)
-    try:
-        inflated = stream.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise ValueError(f"a text or list of numbers is damaged: {error}") from error
-    if len(inflated) > limit:
-        raise ValueError(f"a text has more than {limit:,} bytes")
-    if not stream.eof:
-        raise ValueError("a text or list of numbers is cut off")
-    return inflated
 
 
 def _require_list_length(count: int) -> None:

@@ -292,10 +292,10 @@ class RunFilter:
 class RunTotals:
     """Totals of one run's conversations, and the run's rewards."""
 
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """The newest value of each of the run's own rewards, by name."""
     conversations: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     with_ids: int = 0
     """Number of conversations with token ids and log-probs."""
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    """The newest value of each of the run's own rewards, by name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -107,11 +107,6 @@ def insert_template(connection: sqlite3.Connection, fingerprint: str, wording: M
     insert_row(connection, "templates", {"hash": fingerprint, "content": json.dumps(dict(wording))}, update=())
 
 
-def insert_event(connection: sqlite3.Connection, run_id: str, event: LoggedEvent) -> None:
-    """Add an event that belongs to a run and to none of its conversations."""
-    insert_row(connection, "events", {**pack_row(event), "run_id": run_id})
-
-
 def insert_reward(connection: sqlite3.Connection, reward: Reward) -> None:
     """Add a reward; its `conversation` is a row id or None.
 
@@ -158,10 +153,3 @@ def supersede_calls(connection: sqlite3.Connection, run_id: str, call_ids: Seque
             dependents.add(call_id)
     update = "UPDATE conversations SET superseded = 1 WHERE run_id = ? AND call_id IN (SELECT value FROM json_each(?))"
     connection.execute(update, (run_id, json.dumps(list(dependents))))
-
-
-def supersede_other_calls(connection: sqlite3.Connection, run_id: str, call_ids: Collection[str]) -> None:
-    """Mark all calls of a run except `call_ids` as superseded."""
-    other_calls = "run_id = ? AND call_id NOT IN (SELECT value FROM json_each(?))"
-    update = f"UPDATE conversations SET superseded = 1 WHERE {other_calls}"  # noqa: S608  the line above
-    connection.execute(update, (run_id, json.dumps(list(call_ids))))

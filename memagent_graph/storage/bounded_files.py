@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -48,6 +49,24 @@ def read_text_file(path: Path, max_bytes: int = _MAX_BYTES, *, allow_pipes: bool
     if len(content) > max_bytes:
         raise ValueError(f"it has more than {max_bytes:,} bytes")
     return content.decode("utf-8")
+
+
+def inflate(data: bytes, max_bytes: int, window_bits: int = zlib.MAX_WBITS) -> bytes:
+    """Return the content of a zlib stream.
+
+    Raises:
+        ValueError: the stream is damaged or cut off, or its content has more than `max_bytes`.
+    """
+    stream = zlib.decompressobj(window_bits)
+    try:
+        content = stream.decompress(data, max_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(f"compressed data is damaged: {error}") from error
+    if len(content) > max_bytes:
+        raise ValueError(f"compressed data has more than {max_bytes:,} bytes")
+    if not stream.eof:
+        raise ValueError("compressed data is cut off")
+    return content
 
 
 def read_json_file(path: Path, max_bytes: int = _MAX_BYTES) -> Any:

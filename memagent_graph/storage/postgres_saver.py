@@ -85,8 +85,8 @@ class PostgresSaver(AsyncPostgresSaver):
         get_tuple = super().aget_tuple
 
         async def read_state() -> CheckpointTuple | None:
-            reset_size_limits()
-            return require_state(await get_tuple(config))
+            state: CheckpointTuple | None = await get_tuple(config)
+            return require_state(state)
 
         return await self._execute(config, read_state)
 
@@ -94,21 +94,11 @@ class PostgresSaver(AsyncPostgresSaver):
         """Yield states, newest first."""
         list_states = super().alist
 
-        async def begin_list() -> tuple[AsyncIterator[CheckpointTuple], CheckpointTuple | None]:
-            states = list_states(config, **options)
-            return states, await read_next(states)
+        async def read_states() -> list[CheckpointTuple]:
+            return [require_state(state) async for state in list_states(config, **options)]
 
-        async def read_next(states: AsyncIterator[CheckpointTuple]) -> CheckpointTuple | None:
-            reset_size_limits()
-            return require_state(await anext(states, None))
-
-        states, state = await self._execute(config, begin_list)  # the statement; what follows only decodes its rows
-        while state:
+        for state in await self._execute(config, read_states):
             yield state
-            try:
-                state = await read_next(states)
-            except (psycopg.Error, OSError, UndecodableStateError) as error:
-                raise _make_error(self.display_url, error, config) from error
 
     async def aput(
         self,
@@ -137,16 +127,16 @@ class PostgresSaver(AsyncPostgresSaver):
 
     async def _execute(self, config: RunnableConfig | None, action: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a statement, and repeat it if the connection was lost."""
-        for attempt in range(_MAX_ATTEMPTS):
+        attempts_left = _MAX_ATTEMPTS
+        while True:
+            reset_size_limits()
             try:
                 return await action()
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                if attempt == _MAX_ATTEMPTS - 1:
-                    raise _make_error(self.display_url, error, config) from error
-                await self.conn.check()  # a restart of the server closes all connections, also those that are idle
             except (psycopg.Error, OSError, UndecodableStateError) as error:
-                raise _make_error(self.display_url, error, config) from error
-        raise AssertionError("the last attempt returns or raises")
+                attempts_left -= 1
+                if not attempts_left or not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                    raise _make_error(self.display_url, error, config) from error
+            await self.conn.check()  # a restart of the server closes all connections, also those that are idle
 
 
 def _separate_text(value: Any) -> Any:

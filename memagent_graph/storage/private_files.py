@@ -59,10 +59,6 @@ def create_private_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))
 
 
-_MAX_PREFIX_CHARACTERS = 40
-"""Maximum characters of the prefix of a temporary name. File systems limit a name to 255 bytes."""
-
-
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BufferedRandom]:
     """Open a new file that replaces `path` at the end of the block. It is synced to disk and private.
@@ -78,7 +74,7 @@ def open_atomically(path: Path) -> Iterator[BufferedRandom]:
     Raises:
         OSError: the file cannot be written.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:_MAX_PREFIX_CHARACTERS]}-", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
     temporary_path = Path(name)
     try:
         with os.fdopen(descriptor, "w+b") as file:

@@ -18,12 +18,7 @@ from typing import Any, Final, TypeVar
 
 import langgraph.checkpoint.sqlite
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import (
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTuple,
-)
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from memagent_graph.errors import CheckpointError
@@ -91,16 +86,8 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
 
     async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """Yield states, newest first."""
-
-        def read_states() -> list[CheckpointTuple]:
-            states = []
-            for state in self.list(config, **options):
-                require_state(state)
-                states.append(state)
-                reset_size_limits()
-            return states
-
-        for state in await self._execute(config, read_states):
+        states = await self._execute(config, lambda: list(map(require_state, self.list(config, **options))))
+        for state in states:
             yield state
 
     async def aput(

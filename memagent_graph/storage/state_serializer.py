@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Any, Final, NotRequired, TypedDict, TypeVar
 
 import msgspec
 from langgraph.checkpoint.base import CheckpointTuple
@@ -13,6 +13,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from memagent_graph.errors import CheckpointError
+from memagent_graph.storage.bounded_files import inflate
+
+_State = TypeVar("_State", CheckpointTuple, CheckpointTuple | None)
 
 _MIN_COMPRESSED_BYTES: Final = 400
 _COMPRESSED_SUFFIX: Final = "+zlib"
@@ -63,17 +66,17 @@ class CompressedSerializer(SerializerProtocol):
         Raises:
             CheckpointError: the value is too large to be decoded again.
         """
-        is_text = isinstance(obj, SeparateText)
-        type_name, data = (
-            (_TEXT_TYPE, obj.text.encode("utf-8", "surrogatepass")) if is_text else self._plain.dumps_typed(obj)
-        )
+        if isinstance(obj, SeparateText):
+            type_name, data = _TEXT_TYPE, obj.text.encode("utf-8", "surrogatepass")
+        else:
+            type_name, data = self._plain.dumps_typed(obj)
         if len(data) > _MAX_BYTES:
             raise CheckpointError(
                 f"a checkpoint would have {len(data):,} bytes, and only {_MAX_BYTES:,} can be read again",
                 hint="Use fewer documents or questions at a time, or a smaller memory. "
                 "Earlier checkpoints are not lost.",
             )
-        if is_text:
+        if type_name == _TEXT_TYPE:
             return type_name, zlib.compress(data, 1)
         if len(data) < _MIN_COMPRESSED_BYTES:
             return type_name, data
@@ -87,9 +90,14 @@ class CompressedSerializer(SerializerProtocol):
         """
         type_name, content = data
         try:
+            if type_name == _TEXT_TYPE or type_name.endswith(_COMPRESSED_SUFFIX):
+                content = inflate(content, _MAX_BYTES)
+            remaining_bytes = _remaining_bytes.get([_MAX_TOTAL_BYTES])
+            remaining_bytes[0] -= len(content)
+            if len(content) > _MAX_BYTES or remaining_bytes[0] < 0:
+                raise ValueError(f"it has more than {_MAX_BYTES:,} bytes, or its state more than {_MAX_TOTAL_BYTES:,}")
             if type_name == _TEXT_TYPE:
-                return decompress(content).decode("utf-8", "surrogatepass")
-            content = decompress(content) if type_name.endswith(_COMPRESSED_SUFFIX) else _apply_size_limits(content)
+                return content.decode("utf-8", "surrogatepass")
             return self._plain.loads_typed((type_name.removesuffix(_COMPRESSED_SUFFIX), content))
         except Exception as error:  # decoders can raise anything for damaged bytes
             raise UndecodableStateError(f"a state of type {type_name!r} cannot be decoded: {error}") from error
@@ -100,34 +108,16 @@ def reset_size_limits() -> None:
     _remaining_bytes.set([_MAX_TOTAL_BYTES])
 
 
-def decompress(content: bytes) -> bytes:
-    """Return decompressed bytes. Raises UndecodableStateError if they are damaged or too many."""
-    decompressor = zlib.decompressobj()
-    try:
-        data = decompressor.decompress(content, _MAX_BYTES)
-    except zlib.error as error:
-        raise UndecodableStateError(f"a state cannot be decompressed: {error}") from error
-    if not decompressor.eof:
-        raise UndecodableStateError(f"a state has more than {_MAX_BYTES:,} bytes, or is cut off")
-    return _apply_size_limits(data)
+def require_state(state: _State) -> _State:
+    """Return a stored state unchanged, and count the bytes of the next one from zero.
 
-
-def _apply_size_limits(content: bytes) -> bytes:
-    """Count bytes against the limits and return them. Raises UndecodableStateError if there are too many."""
-    remaining_bytes = _remaining_bytes.get([_MAX_TOTAL_BYTES])
-    remaining_bytes[0] -= len(content)
-    if len(content) > _MAX_BYTES or remaining_bytes[0] < 0:
-        raise UndecodableStateError(
-            f"a value has more than {_MAX_BYTES:,} bytes, or its state more than {_MAX_TOTAL_BYTES:,}"
-        )
-    return content
-
-
-def require_state(state: CheckpointTuple | None) -> CheckpointTuple | None:
-    """Return a stored state unchanged. Raises UndecodableStateError if it is not a state of a graph."""
+    Raises:
+        UndecodableStateError: it is not a state of a graph.
+    """
     if state is not None:
         try:
             msgspec.convert((state.checkpoint, state.metadata), tuple[_GraphState, dict[str, Any]])
         except msgspec.ValidationError as error:
             raise UndecodableStateError(f"a row is not a state of a graph: {error}") from error
+    reset_size_limits()
     return state

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from memagent_graph.calls import Writes
+from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.plain_text import format_count, list_names
-from memagent_graph.provenance.evidence import Evidence, LostLine, Provenance, split_by_support
+from memagent_graph.provenance.evidence import Evidence, LostLine, split_by_support
 from memagent_graph.provenance.places import find_section_label
 from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words, count_words
 from memagent_graph.timeline.view import RunView
@@ -27,8 +28,8 @@ class Step:
     update: MemoryUpdate
     name: str
     """The name for people, such as "chunk 3", "chunk 41, branch 3" or "merge of branches 0, 1, 2"."""
-    was_kept: bool
-    """Whether the policy decided not to change the memory."""
+    state: str
+    """A word for a step that did not change the memory: "kept" if the policy decided so, else "unchanged"."""
     sources: tuple[int, ...]
     """The indices in `Timeline.steps` of the steps whose joined memories are `previous`."""
     previous: str
@@ -53,11 +54,6 @@ class Step:
     def changed(self) -> bool:
         """Whether the memory changed."""
         return bool(self.diff)
-
-    @property
-    def state(self) -> str:
-        """A word for a step that did not change the memory: "kept" if the policy decided so, else "unchanged"."""
-        return "kept" if self.was_kept else "unchanged"
 
     def is_later_than(self, other: Step) -> bool:
         """Return whether the step read a later chunk than the other step, on the same branch and in the same pass."""
@@ -85,21 +81,16 @@ class Timeline:
     view: RunView
     steps: tuple[Step, ...]
     """In topological order. The steps of a branch are adjacent."""
-    step_index_by_update: tuple[int, ...]
+    step_index_by_update: dict[int, int]
     """By index of an update in the trace: the index of its step in `steps`."""
     line_pieces: tuple[list[tuple[str, bool]], ...]
     """The pieces of each line of the final memory, and whether the answer repeats them."""
     totals: Totals
 
     @property
-    def provenance(self) -> Provenance:
-        """The origins of the final memory's lines."""
-        return self.view.provenance
-
-    @property
     def excerpt(self) -> tuple[Evidence, ...] | None:
         """The quotes that support the answer, if an excerpt was shown instead of chunks; otherwise None."""
-        return None if self.view.trace.newest_excerpt_call is None else self.provenance.evidence
+        return None if self.view.trace.newest_excerpt_call is None else self.view.provenance.evidence
 
     @property
     def read_fraction(self) -> float:
@@ -114,11 +105,6 @@ class Timeline:
         if step is not None and all(self.view.span_text(span) is None for span in step.reads):
             return "the document's text is no longer stored"
         return "nothing that was shown" if gives_no_answer(self.view.answer) else "no verbatim quote"
-
-    @property
-    def memory(self) -> str:
-        """The final memory."""
-        return self.view.trace.final_memory
 
     @property
     def branches(self) -> list[str]:
@@ -175,7 +161,7 @@ class Timeline:
 
     def select_longest_lost_lines(self, count: int) -> list[LostLine]:
         """Return the `count` lost lines that were in memory for the most steps, in the order of their loss."""
-        lost = self.provenance.lost
+        lost = self.view.provenance.lost
         by_duration = sorted(range(len(lost)), key=lambda index: lost[index].update - lost[index].gone)
         return [lost[index] for index in sorted(by_duration[:count])]
 
@@ -188,7 +174,7 @@ class Timeline:
 
     def list_quotes(self, line_index: int) -> list[Evidence]:
         """Return the quotes of one line of the final memory, longest first."""
-        return [evidence for evidence in self.provenance.evidence if evidence.line_index == line_index]
+        return [evidence for evidence in self.view.provenance.evidence if evidence.line_index == line_index]
 
 
 def label_group(steps: Sequence[Step]) -> str:
@@ -215,9 +201,8 @@ def build_timeline(view: RunView) -> Timeline:
     """
     trace = view.trace
     order = _sort_topologically(trace)
-    step_index_by_update = [0] * len(order)
-    for position, update_index in enumerate(order):
-        step_index_by_update[update_index] = position
+    step_index_by_update = {update_index: position for position, update_index in enumerate(order)}
+    document_events = list_document_events(view.document)
     quoted_updates = {evidence.update for evidence in view.provenance.evidence}
     read_counts: Counter[tuple[str, int | None]] = Counter()
     steps = []
@@ -242,7 +227,7 @@ def build_timeline(view: RunView) -> Timeline:
                     [trace.updates[source].branch for source in sources],
                     is_reread=read_counts[update.branch, update.chunk_index] > 1,
                 ),
-                was_kept=trace.calls_by_id[update.call_id].writes is Writes.DECISION,
+                state="kept" if trace.calls_by_id[update.call_id].writes is Writes.DECISION else "unchanged",
                 sources=tuple(step_index_by_update[source] for source in sources),
                 previous=previous,
                 diff=diff,
@@ -256,7 +241,7 @@ def build_timeline(view: RunView) -> Timeline:
     return Timeline(
         view=view,
         steps=tuple(steps),
-        step_index_by_update=tuple(step_index_by_update),
+        step_index_by_update=step_index_by_update,
         line_pieces=tuple(split_by_support(view.answer or "", line.line) for line in view.provenance.lines),
         totals=Totals(
             chunks=sum(step.update.chunk_index is not None for step in steps),
@@ -264,7 +249,7 @@ def build_timeline(view: RunView) -> Timeline:
             prompt_tokens=sum(call.usage.prompt_tokens for call in trace.calls),
             completion_tokens=sum(call.usage.completion_tokens for call in trace.calls),
             seconds=sum(call.seconds for call in trace.calls),
-            events=count_events([*view.document_events, *(event for call in trace.calls for event in call.events)]),
+            events=count_events([*document_events, *(event for call in trace.calls for event in call.events)]),
         ),
     )
 
@@ -273,21 +258,15 @@ def _sort_topologically(trace: Trace) -> list[int]:
     """Return the indices of a trace's updates in topological order. Parallel branches are not interleaved."""
     sources = [trace.source_indices(update) for update in trace.updates]
     end_indices = set(range(len(sources))).difference(*sources)
-    order: list[int] = []
-    visited: set[int] = set()
-    for end_index in sorted(end_indices):
-        stack = [end_index]
-        while stack:
-            index = stack[-1]
-            missing = [source for source in sources[index] if source not in visited]
-            if missing:
-                stack += reversed(missing)
-                continue
-            stack.pop()
-            if index not in visited:
-                visited.add(index)
-                order.append(index)
-    return order
+    order: dict[int, None] = {}
+    stack = sorted(end_indices, reverse=True)
+    while stack:
+        missing = [source for source in sources[stack[-1]] if source not in order]
+        if missing:
+            stack += reversed(missing)
+        else:
+            order[stack.pop()] = None
+    return list(order)
 
 
 def _name_update(update: MemoryUpdate, branches: Sequence[str], *, is_reread: bool) -> str:

@@ -13,9 +13,10 @@ import html
 import json
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 from urllib.parse import quote as quote_url
 
@@ -44,18 +45,15 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
     """
     style, script = read_resource("page.css"), read_resource("page.js")
     question = timeline.view.question
-    return fill_template(
-        read_resource("page.html"),
-        {
-            "policy": make_content_policy(style, script),
-            "title": format_page_title(question),
-            "question": escape_html(question),
-            "answer": escape_html(timeline.view.answer or "none"),
-            "memory": escape_html(timeline.memory),
-            "style": style,
-            "script": script,
-            "data": _dump_json({**_make_payload(timeline), **_make_links(timeline, document_link)}),
-        },
+    return Template(read_resource("page.html")).substitute(
+        policy=make_content_policy(style, script),
+        title=format_page_title(question),
+        question=escape_html(question),
+        answer=escape_html(timeline.view.answer or "none"),
+        memory=escape_html(timeline.view.trace.final_memory),
+        style=style,
+        script=script,
+        data=_dump_json(_make_payload(timeline, document_link)),
     )
 
 
@@ -110,20 +108,13 @@ def _dump_json(value: Any) -> str:
     return _ESCAPED_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _make_links(timeline: Timeline, document_link: str | None) -> dict[str, str]:
-    """Return the link target of quotes: the document on a server, or else its PDF file on this machine."""
-    if document_link:
-        return {"documentLink": document_link}
-    return {"pdf": link_prefix} if (link_prefix := timeline.view.places.link_prefix) else {}
-
-
-def _make_payload(timeline: Timeline) -> dict[str, Any]:
+def _make_payload(timeline: Timeline, document_link: str | None) -> dict[str, Any]:
     view = timeline.view
     return {
         "question": view.question,
         "answer": view.answer,
         "rawAnswer": None if view.raw_answer == view.answer else view.raw_answer,
-        "answerEvents": _pack_events((*view.document_events, *view.answer_events)),
+        "answerEvents": _pack_events(view.answer_events),
         "facts": timeline.facts,
         "branches": timeline.branches,
         "share": round(timeline.read_fraction, 3),
@@ -138,7 +129,7 @@ def _make_payload(timeline: Timeline) -> dict[str, Any]:
                 "coverage": round(line.coverage, 3),
                 "quotes": [_pack_quote(timeline, quote) for quote in timeline.list_quotes(index)],
             }
-            for index, line in enumerate(timeline.provenance.lines)
+            for index, line in enumerate(timeline.view.provenance.lines)
         ],
         "excerpt": None if timeline.excerpt is None else [_pack_quote(timeline, quote) for quote in timeline.excerpt],
         "unquoted": timeline.no_quote_reason,
@@ -150,7 +141,10 @@ def _make_payload(timeline: Timeline) -> dict[str, Any]:
             }
             for line in timeline.select_longest_lost_lines(_MAX_LOST_LINES)
         ],
-        "lostTotal": len(timeline.provenance.lost),
+        "lostTotal": len(timeline.view.provenance.lost),
+        # Quotes link to the document on a server, or else to its PDF file on this machine.
+        "documentLink": document_link,
+        "pdf": None if document_link else timeline.view.places.link_prefix,
     }
 
 
@@ -238,13 +232,7 @@ def _pack_events(events: Sequence[ReadEvent]) -> list[dict[str, str]]:
     ]
 
 
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _MAX_TITLE_CHARS = 80
-
-
-def fill_template(template: str, values: Mapping[str, str]) -> str:
-    """Return the template with its placeholders replaced in one pass, so that no value is searched for placeholders."""
-    return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
 
 
 def read_resource(name: str, package: str | None = None) -> str:

@@ -91,7 +91,7 @@ def _render_answer(timeline: Timeline) -> RenderableType:
         parts.append(Text(make_printable(view.answer), style="bold green"))
     else:
         parts.append(Text("no answer", style="yellow"))
-    parts += _render_events((*view.document_events, *view.answer_events))
+    parts += _render_events(view.answer_events)
     lines = [pieces for pieces in timeline.line_pieces if any(is_repeated for _, is_repeated in pieces)]
     if lines:
         lines.sort(key=lambda pieces: -sum(len(piece) for piece, is_repeated in pieces if is_repeated))
@@ -162,10 +162,10 @@ def _render_excerpt(timeline: Timeline) -> list[RenderableType]:
 
 
 def _render_memory_lines(timeline: Timeline) -> list[RenderableType]:
-    if timeline.excerpt is not None and not timeline.memory:
+    if timeline.excerpt is not None and not timeline.view.trace.final_memory:
         return []
     parts: list[RenderableType] = []
-    for index, line in enumerate(timeline.provenance.lines):
+    for index, line in enumerate(timeline.view.provenance.lines):
         parts.append(_render_pieces(timeline.line_pieces[index]))
         first_step = timeline.find_step(line.update).name
         origin = f"edited by a person at {first_step}" if line.edited else first_step
@@ -192,7 +192,7 @@ def _render_quote(timeline: Timeline, quote: Evidence) -> Text:
 
 
 def _render_lost_lines(timeline: Timeline) -> list[RenderableType]:
-    lost = timeline.provenance.lost
+    lost = timeline.view.provenance.lost
     lines = timeline.select_longest_lost_lines(_MAX_LOST_LINES)
     parts: list[RenderableType] = []
     for line in lines:

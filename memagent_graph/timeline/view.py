@@ -63,19 +63,9 @@ class RunView:
         return Places(self.sections, self.headings, make_link_prefix(self.document))
 
     @property
-    def updates(self) -> list[MemoryUpdate]:
-        """All memory updates, in order."""
-        return self.trace.updates
-
-    @property
-    def document_events(self) -> tuple[ReadEvent, ...]:
-        """Events about parts of the document that are not in its text."""
-        return list_document_events(self.document)
-
-    @property
     def answer_events(self) -> tuple[ReadEvent, ...]:
-        """The events of the answer."""
-        return self.trace.answers[-1].events if self.trace.answers else ()
+        """Events about parts of the document that are not in its text, and the events of the answer."""
+        return list_document_events(self.document) + (self.trace.answers[-1].events if self.trace.answers else ())
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -120,7 +110,7 @@ class RunView:
     def _load_text_around(self, quote: Evidence) -> tuple[int, str]:
         """Return the text of the chunk or passage with a quote, preceded by the text's position in the document."""
         if quote.update >= 0:
-            update = self.updates[quote.update]
+            update = self.trace.updates[quote.update]
             return update.start_char, self.chunk_text(update) or ""
         reads = self.trace.newest_excerpt_call.reads if self.trace.newest_excerpt_call else ()
         span = next(span for span in reads if span.start_char <= quote.start_char < span.end_char)

@@ -115,17 +115,8 @@ class TiktokenTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Long texts are encoded in pieces."""
-        return [token for piece in cut_pieces(replace_lone_surrogates(text)) for token in self._encode_piece(piece)]
-
-    def _encode_piece(self, piece: str) -> list[int]:
-        try:
-            return self._encoding.encode_ordinary(piece)
-        except BaseException as error:
-            # tiktoken's Rust code panics (a BaseException) if a pattern backtracks too far.
-            if type(error).__name__ != "PanicException" or len(piece) < 2:
-                raise
-        middle = len(piece) // 2
-        return self._encode_piece(piece[:middle]) + self._encode_piece(piece[middle:])
+        pieces = cut_pieces(replace_lone_surrogates(text))
+        return [token for piece in pieces for token in self._encoding.encode_ordinary(piece)]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""
@@ -191,10 +182,9 @@ class HFTokenizer:
         self._composes = self._rules.get("normalizer") is not None
         if self._fast is None:
             _ = self._backend
-        self._encode_cached = functools.lru_cache(maxsize=8)(self.encode)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle only the specification, because the cache of ids cannot be pickled."""
+        """Pickle only the specification, because the library's pickle loses a setting."""
         return functools.partial(HFTokenizer, name=self.name), (self._specification,)
 
     @functools.cached_property
@@ -245,18 +235,15 @@ class HFTokenizer:
         """Return the text of `ids`."""
         if self._fast is not None:
             return self._fast.decode(ids)
-        if ids and not 0 <= max(ids) <= self._largest_id:  # the library would silently drop unknown ids
-            raise TokenizerError(f"the tokenizer {self.name} has no token {max(ids)}", hint=_MISMATCH_HINT)
+        for token in ids:  # the library would silently drop unknown ids
+            if not 0 <= token < 1 << 32 or self._backend.id_to_token(token) is None:
+                raise TokenizerError(f"the tokenizer {self.name} has no token {token}", hint=_MISMATCH_HINT)
         with _translate_library_errors(self.name):
             return self._backend.decode(ids, skip_special_tokens=False)
 
-    @functools.cached_property
-    def _largest_id(self) -> int:
-        return max(self._backend.get_vocab().values(), default=-1)
-
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
-        return len(self._encode_cached(text))
+        return len(self.encode(text))
 
 
 @dataclass(frozen=True, slots=True)

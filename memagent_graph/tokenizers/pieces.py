@@ -18,6 +18,7 @@ PIECE_BYTES = 16_384
 
 MAX_PIECE_BYTES = 262_144
 """The size at which a text without a safe cut is cut anyway."""
+_MAX_PIECE_CHARACTERS = MAX_PIECE_BYTES // 4
 
 
 def find_safe_cut(window: str, lowest: int) -> int | None:
@@ -42,12 +43,8 @@ def cut_pieces(text: str) -> Iterator[str]:
     """Cut a text in memory into pieces, in the same way as a stored document."""
     start = 0
     while len(text) - start > PIECE_BYTES:
-        cut = None
-        for size in (PIECE_BYTES, MAX_PIECE_BYTES // 4):
-            cut = find_safe_cut(text[start : start + size], size // 2)
-            if cut is not None:
-                break
-        end = start + (cut if cut is not None else MAX_PIECE_BYTES // 4)
+        cuts = (find_safe_cut(text[start : start + size], size // 2) for size in (PIECE_BYTES, _MAX_PIECE_CHARACTERS))
+        end = start + next(filter(None, cuts), _MAX_PIECE_CHARACTERS)
         yield text[start:end]
         start = end
     if start < len(text):

@@ -27,7 +27,7 @@ MEMORY_LINES = 30
 QUESTION = "Who built the lighthouse at Cape Verity, and in which year was it lit for the first time?"
 HOSTILE = (
     "</script><script>window.attacked=1</script><img src=x onerror=window.attacked=1>"
-    "\"'><svg/onload=window.attacked=1><!-- {{data}} [link](javascript:window.attacked=1) \u2028 \u0000 \ud800 "
+    "\"'><svg/onload=window.attacked=1><!-- $data [link](javascript:window.attacked=1) \u2028 \u0000 \ud800 "
 )
 
 _FLAGS = (

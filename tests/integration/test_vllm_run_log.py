@@ -40,7 +40,7 @@ async def test_a_read_of_700_chunks_is_logged_exactly(embedded_server: VLLMServe
     view = load_run_view(log, "r", store)
     assert result.chunks_read >= CHUNKS
     assert len(rows) == result.chunks_read + 1 == result.usage.turns
-    assert [update.memory for update in view.updates] == [update.memory for update in result.updates]
+    assert [update.memory for update in view.trace.updates] == [update.memory for update in result.updates]
     assert sum(row.prompt_tokens for row in rows) == result.usage.prompt_tokens
     gaps: list[float] = []
     slots = asyncio.Semaphore(32)

@@ -69,8 +69,8 @@ async def test_an_azure_client_gives_header_version_and_deployment() -> None:
     policy = MemAgent(client, model="mine", **SETTINGS).policy
     url = "https://x.example/openai/deployments/mine/chat/completions?api-version=2024-10-21"
     assert policy._make_url("chat/completions") == url
-    assert policy._headers["api-key"] == "a" * 12
-    assert "Authorization" not in policy._headers
+    assert policy._server.headers["api-key"] == "a" * 12
+    assert "Authorization" not in policy._server.headers
     with pytest.raises(PolicyRequestError, match="does not name a deployment"):
         MemAgent(client, **SETTINGS)
 
@@ -82,7 +82,7 @@ def test_the_proxy_of_a_client_is_used_and_its_password_hidden() -> None:
         http_client=AsyncClient(proxy="http://me:secretly@proxy:3128"),
     )
     policy = MemAgent(client, **SETTINGS).policy
-    assert policy._proxy == "http://me:secretly@proxy:3128"
+    assert policy._server.proxy == "http://me:secretly@proxy:3128"
     assert "secretly" not in policy._server.redact("refused secretly")
 
 
@@ -129,7 +129,7 @@ def test_organization_and_project_are_sent_only_with_a_key(monkeypatch: pytest.M
     monkeypatch.setenv("OPENAI_ORG_ID", "ours")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "p")
     headers = {
-        key: OpenAICompatiblePolicy("m", base_url="http://x/v1", api_key=key)._headers for key in ("key", NO_KEY)
+        key: OpenAICompatiblePolicy("m", base_url="http://x/v1", api_key=key)._server.headers for key in ("key", NO_KEY)
     }
     assert headers["key"]["OpenAI-Organization"] == "ours"
     assert not {"OpenAI-Organization", "OpenAI-Project"} & headers[NO_KEY].keys()

@@ -128,12 +128,9 @@ def test_a_converter_that_crashes_or_writes_no_valid_result_is_an_error(tmp_path
     monkeypatch.setattr(conversion.conversion_program, "__file__", str(program))
     page = Document.from_bytes(b"<p>x", name="a.html")
     for program_text in (
-        "import os; os.abort()",
-        "print('[1, 2')",
-        "print('[null, null, 99]'); print('short')",
-        "print('[1]')",
-        "",
-    ):
+        "import os; os.abort()", "print('[1, 2')", "print('[1]')", "print('[null, null, -1]')", "print('[' * 60_000)",
+        "print('[null, null, 99]'); print('a')", "print('[null, null, 1]'); print('é')", "print('{\"what\": 1}')", "",
+    ):  # fmt: skip
         program.write_text(program_text)
         with pytest.raises(DocumentError, match=r"HTML file a\.html failed \(exit code"):
             store.add(page)
@@ -157,14 +154,14 @@ def test_file_names_with_lone_surrogates_reach_the_conversion_process(store):
     assert store.read(reference, 0, reference["size"]) == "Grüße, 日本\n"
 
 
-def _nest_messages(depth: int) -> bytes:
+def _nest_messages(depth: int, name: str = "a") -> bytes:
     """Return a message with `depth` messages nested in it as attachments of one another."""
     message_bytes = b"From: a@example.org\nSubject: x\n\ninnermost"
     for _ in range(depth):
         message = EmailMessage()
         message["From"] = "a@example.org"
         message.set_content("around")
-        message.add_attachment(message_bytes, maintype="application", subtype="octet-stream", filename="a.eml")
+        message.add_attachment(message_bytes, maintype="application", subtype="octet-stream", filename=f"{name}.eml")
         message_bytes = message.as_bytes()
     return message_bytes
 
@@ -173,7 +170,7 @@ def test_nested_files_are_read_up_to_a_depth_and_deeper_ones_are_omissions(store
     reference = store.add(Document.from_bytes(_nest_messages(12), name="a.eml"))
     assert "innermost" not in store.read(reference, 0, reference["size"])
     assert "nested too deeply" in reference["omissions"][0]["places"]
-    shallow = store.add(Document.from_bytes(_nest_messages(5), name="a.eml"))
+    shallow = store.add(Document.from_bytes(_nest_messages(5, name="a" * 70_000), name="a.eml"))
     assert "innermost" in store.read(shallow, 0, shallow["size"])
 
 

@@ -16,11 +16,10 @@ from rich.console import Console
 from support.scripts import extract, make_document
 
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, RunLog, ScriptedPolicy
-from memagent_graph.cli.show import load_view
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.terminal import render_timeline
-from memagent_graph.timeline.view import RunView
+from memagent_graph.timeline.view import RunView, load_run_view
 from memagent_mcp import make_server
 from memagent_serve.api_errors import APIError
 from memagent_serve.live.live_events import format_passage, format_sources
@@ -43,7 +42,7 @@ def view(make_reader: Any, tmp_path: Path) -> RunView:
     """A logged run whose answer comes from an excerpt."""
     log = RunLog(tmp_path / "runs.sqlite")
     reader = make_reader(ScriptedPolicy(answer_from_excerpt), strategy=STRATEGY, run_log=log)
-    return load_view(log, reader.read(TEXT, QUESTION).run_id, str(tmp_path / "documents"))
+    return load_run_view(log, reader.read(TEXT, QUESTION).run_id, DocumentStore(tmp_path / "documents"))
 
 
 def print_timeline(view: RunView) -> str:
@@ -61,7 +60,8 @@ def test_the_terminal_shows_the_quotes_and_no_empty_memory(view: RunView) -> Non
 
 
 def test_a_run_whose_document_is_gone_is_not_shown_as_a_run_without_quotes(view: RunView, tmp_path: Path) -> None:
-    view_without_document = load_view(RunLog(tmp_path / "runs.sqlite"), view.run_id, str(tmp_path / "elsewhere"))
+    other_store = DocumentStore(tmp_path / "elsewhere")
+    view_without_document = load_run_view(RunLog(tmp_path / "runs.sqlite"), view.run_id, other_store)
     assert "the document's text is no longer stored" in print_timeline(view_without_document)
     assert "no verbatim quote" not in print_timeline(view_without_document)
 

@@ -37,7 +37,7 @@ LIGHTHOUSE = "Ilse Thornbury built the lighthouse."
 MEMORIES = [GRANARY, GRANARY, GRANARY, LIGHTHOUSE, LIGHTHOUSE]
 EVENT = ReadEvent(EventKind.TRUNCATED, 4, "cut at 60 tokens", UpdateRule.ACCEPT)
 HOSTILE = (
-    "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'><svg/onload=alert(1)> & {{data}} "
+    "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'><svg/onload=alert(1)> & $data "
     "\u2028\ud800\x00 \x1b]0;title\x07\x1b[2J\x9b31m\u202e[link=http://x]y[/link][/nosuch]"
 )
 
@@ -92,7 +92,7 @@ def test_steps_have_their_changes_and_totals_are_sums() -> None:
     totals = timeline.totals
     assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (5, 2, 550, 105)
     assert (totals.seconds, totals.events) == (3.5, {EventKind.TRUNCATED: 1})
-    assert timeline.memory == LIGHTHOUSE
+    assert timeline.view.trace.final_memory == LIGHTHOUSE
 
 
 def test_the_terminal_shows_changes_sources_and_losses_and_folds_unchanged_chunks() -> None:
@@ -205,7 +205,7 @@ def test_parallel_branches_are_shown_one_after_the_other_and_then_their_merge() 
     totals = timeline.totals
     assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (6, 4, 750, 145)
     assert timeline.branches == ["", "0", "1", "2"]
-    assert timeline.memory == f"{GRANARY}\n{LIGHTHOUSE}"
+    assert timeline.view.trace.final_memory == f"{GRANARY}\n{LIGHTHOUSE}"
 
 
 def test_the_terminal_shows_a_run_with_branches() -> None:
@@ -260,11 +260,11 @@ def make_gated_trace() -> Trace:
 
 def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
     timeline = build_timeline(make_run(trace=make_gated_trace(), chunk_text=lambda _: None, sections=()))
-    assert [(step.name, step.was_kept, step.previous) for step in timeline.steps] == [
-        ("chunk 1", False, ""),
-        ("chunk 2", True, "Ilse"),
-        ("chunk 3", False, "Ilse"),
-        ("chunk 1 (read again)", False, "Ilse built it"),
+    assert [(step.name, step.state, step.previous) for step in timeline.steps] == [
+        ("chunk 1", "unchanged", ""),
+        ("chunk 2", "kept", "Ilse"),
+        ("chunk 3", "unchanged", "Ilse"),
+        ("chunk 1 (read again)", "unchanged", "Ilse built it"),
     ]
     assert timeline.steps[2].update.prompt_tokens == 110
     assert timeline.totals.prompt_tokens == 3 * 100 + 4 * 10 + 50
@@ -302,7 +302,7 @@ def test_branches_are_compared_with_the_memory_that_they_forked_from() -> None:
         ("chunk 2, branch right", "Ilse"),
         ("merge of branches left, right", "Ilse built it\nPer"),
     ]
-    assert [line.line for line in timeline.provenance.lost] == ["Per"]
+    assert [line.line for line in timeline.view.provenance.lost] == ["Per"]
     assert rebuild_memories(load_page_data(render_page(timeline))["steps"]) == [
         step.update.memory for step in timeline.steps
     ]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from memagent_graph.cli.exit_codes import report_failures
 from memagent_graph.cli.options import JSONOption, print_json
 from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import format_count, make_one_line
@@ -93,7 +92,7 @@ class Demo:
                 else:
                     _print_results(document, results, seconds, console, empty_memory=context.prompts.empty_memory)
 
-        with report_failures(console), TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder:
             settings = ReadSettings(
                 policy=self.policy,
                 model=self.model,

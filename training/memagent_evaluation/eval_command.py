@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_evaluation.eval_options import EvalOptions
-from memagent_graph.cli.exit_codes import ExitCode, report_failures
+from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import JSONOption, PriceInOption, PriceOutOption, print_json
 from memagent_graph.errors import EvaluationError, PolicyError
 from memagent_graph.policies.server_url import remove_password
@@ -51,21 +51,20 @@ class Eval(EvalOptions):
         from memagent_graph.results import Prices  # noqa: PLC0415
 
         out, log_path = self.out, self.log or self.out / RUNS
-        with report_failures(as_json=self.as_json):
-            prices = Prices.of(self.price_in, self.price_out)
-            if not self.resume:
-                require_no_results(out)
-            try:
-                evaluation_end = asyncio.run(run_evaluation(self, log_path, _format_command_line(self.context)))
-            except ValueError as error:
-                raise EvaluationError(str(error)) from error
-            except PolicyError:
-                _print_how_to_continue(out)
-                raise
-            except (KeyboardInterrupt, asyncio.CancelledError):
-                _print_how_to_continue(out, "interrupted; ")
-                raise typer.Exit(ExitCode.INTERRUPTED) from None
-            results = write_outputs(out, log_path, prices)
+        prices = Prices.of(self.price_in, self.price_out)
+        if not self.resume:
+            require_no_results(out)
+        try:
+            evaluation_end = asyncio.run(run_evaluation(self, log_path, _format_command_line(self.context)))
+        except ValueError as error:
+            raise EvaluationError(str(error)) from error
+        except PolicyError:
+            _print_how_to_continue(out)
+            raise
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            _print_how_to_continue(out, "interrupted; ")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        results = write_outputs(out, log_path, prices)
         _print_results(results, out, log_path, evaluation_end.value, prices, as_json=self.as_json)
         if evaluation_end is not EvaluationEnd.DONE:
             typer.echo(f"stopped at {evaluation_end.value.replace('_', ' ')}; {_describe_resumption(out)}", err=True)
@@ -99,27 +98,26 @@ class EvalReport:
         from memagent_graph.results import Prices  # noqa: PLC0415
 
         folder, other = self.folder, self.other
-        with report_failures(as_json=self.as_json):
-            if other is None:
-                log_path = folder / RUNS if (folder / RUNS).exists() else None
-                prices = Prices.of(self.price_in, self.price_out)
-                with Console().show_status("drawing tables and plots"):
-                    results = write_outputs(folder, log_path, prices)
-                end = "unfinished" if results.missing else "done"
-                _print_results(results, folder, log_path, end, prices, as_json=self.as_json)
-                return
-            with Console().show_status("comparing the evaluations"):
-                first, second = load_results(folder), load_results(other)
-            names = (str(folder), str(other))
-            if self.as_json:
-                by_system = compare_evaluations(first, second, names)
-                standings = {
-                    system: [standing.to_dict() for standing in system_standings]
-                    for system, system_standings in by_system.items()
-                }
-                print_json({"first": names[0], "second": names[1], "standings": standings})
-            else:
-                sys.stdout.write(render_comparison(first, second, names))
+        if other is None:
+            log_path = folder / RUNS if (folder / RUNS).exists() else None
+            prices = Prices.of(self.price_in, self.price_out)
+            with Console().show_status("drawing tables and plots"):
+                results = write_outputs(folder, log_path, prices)
+            end = "unfinished" if results.missing else "done"
+            _print_results(results, folder, log_path, end, prices, as_json=self.as_json)
+            return
+        with Console().show_status("comparing the evaluations"):
+            first, second = load_results(folder), load_results(other)
+        names = (str(folder), str(other))
+        if self.as_json:
+            by_system = compare_evaluations(first, second, names)
+            standings = {
+                system: [standing.to_dict() for standing in system_standings]
+                for system, system_standings in by_system.items()
+            }
+            print_json({"first": names[0], "second": names[1], "standings": standings})
+        else:
+            sys.stdout.write(render_comparison(first, second, names))
 
 
 def _print_results(

@@ -73,8 +73,8 @@ def find_losses(sample: Sample, run: RunView, completions: Mapping[str, str] | N
         run: the read, from the log (`load_run_view`) or from a result (`ReadResult.view`).
         completions: the policy's replies, before they were cut to the memory's budget, by call id; empty if unknown.
     """
-    if run.stop_reason not in _FINAL_STOP_REASONS or not run.updates:
-        return tuple(NeedleLoss(Loss.NOT_APPLICABLE) for needle in sample.needles)
+    if run.stop_reason not in _FINAL_STOP_REASONS or not run.trace.updates:
+        return tuple(NeedleLoss(Loss.NOT_APPLICABLE) for _ in sample.needles)
     reply = extract_reply(run.raw_answer) if run.raw_answer is not None else run.answer
     return tuple(_find_loss(needle, run, reply or "", completions or {}) for needle in sample.needles)
 

@@ -27,7 +27,7 @@ from memagent_evaluation.result_table import EvaluationPlan, QuestionKey, Questi
 from memagent_evaluation.sample_documents import OpenDocuments, SampleError
 from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import Attempt, ReaderSystem
-from memagent_graph.cli.progress import ProgressDisplay, describe_progress
+from memagent_graph.cli.console import ProgressDisplay, describe_progress
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import (
     EvaluationError,

@@ -36,7 +36,7 @@ from memagent_evaluation.samples import Task
 from memagent_evaluation.suites import expand_suites
 from memagent_evaluation.systems import load_system
 from memagent_evaluation.tasks import TaskSettings
-from memagent_graph.cli.progress import ProgressDisplay
+from memagent_graph.cli.console import ProgressDisplay
 from memagent_graph.errors import EvaluationError, MemAgentError, PolicyError
 from memagent_graph.policies.scripted import is_scripted
 from memagent_graph.policy import Message, Policy, SamplingParams

@@ -107,7 +107,7 @@ class LiveReads:
         read again, so its update is left out unless the read is running.
         """
         view = await self.get_view(owner, run_id)
-        updates = list(view.updates)
+        updates = list(view.trace.updates)
         if view.stop_reason is not None or self.manager.find(owner, run_id) is not None:
             return updates
         try:

@@ -18,8 +18,10 @@ import json
 import re
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -35,19 +37,19 @@ from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun,
 from memagent_graph.storage.parquet_rows import iter_rows, load_pyarrow, open_parquet, require_readable_row_groups
 
 _CONVERSATION_COLUMNS: Final = {
-    "conversation" if name == "id" else name: column for name, column in RECORD_COLUMNS[Conversation].items()
+    "conversation" if name == "id" else name: (name, column) for name, column in RECORD_COLUMNS[Conversation].items()
 }
 _RUN_COLUMNS: Final = {
     f"run_{name}" if name != "run_id" and name in _CONVERSATION_COLUMNS else name: (name, column)
     for name, column in RECORD_COLUMNS[RunRecord].items()
 }
-"""The attribute of `RunRecord` and its type, by column."""
+"""The attribute of the record and its type, by column."""
 _REWARDS_COLUMN: Final = Column("", "rewards")
 COLUMNS: Final = {
     **{name: column for name, (_, column) in _RUN_COLUMNS.items()},
     "run_events": RECORD_COLUMNS[Conversation]["events"],
     "run_rewards": _REWARDS_COLUMN,
-    **{name: _CONVERSATION_COLUMNS[name] for name in ("conversation", *_CONVERSATION_COLUMNS)},
+    **{name: _CONVERSATION_COLUMNS[name][1] for name in ("conversation", *_CONVERSATION_COLUMNS)},
     "rewards": _REWARDS_COLUMN,
     "escaped": Column("", "names"),
 }
@@ -119,10 +121,7 @@ def _group_rows(
 def _make_rows(run: LoggedRun) -> Iterator[dict[str, Any]]:
     rewards = group_values((reward.conversation, reward) for reward in run.rewards)
     run_values = {
-        **{
-            column_name: column.export(getattr(run.record, name))
-            for column_name, (name, column) in _RUN_COLUMNS.items()
-        },
+        **_export_record(run.record, _RUN_COLUMNS),
         "run_events": COLUMNS["run_events"].export(tuple(run.events)),
         "run_rewards": list(map(_get_reward_values, rewards.get(None, []))),
     }
@@ -192,24 +191,21 @@ def _read(pa: Any, source: Path, file: IO[bytes]) -> Iterator[LoggedRun]:
 
 def _require_grouped_rows(parquet: Any, source: Path) -> None:
     """Require that the rows of each run are together. Otherwise a part of a run would be imported as the run."""
-    run_ids: set[str] = set()
-    previous_run_id = None
-    for batch in iter_rows(parquet, ["run_id"]):
-        for run_id in batch["run_id"].to_pylist():
-            if run_id != previous_run_id and run_id in run_ids:
-                raise RunLogError(
-                    f"the rows of run {run_id!r} in {source} are not together",
-                    hint="Import the original export. This file may have been sorted or shuffled.",
-                )
-            run_ids.add(run_id)
-            previous_run_id = run_id
+    run_ids = chain.from_iterable(batch["run_id"].to_pylist() for batch in iter_rows(parquet, ["run_id"]))
+    group_counts = Counter(run_id for run_id, _ in groupby(run_ids))
+    for run_id, count in group_counts.items():
+        if count > 1:
+            raise RunLogError(
+                f"the rows of run {run_id!r} in {source} are not together",
+                hint="Import the original export. This file may have been sorted or shuffled.",
+            )
 
 
 def _build_run(
     rows: Sequence[Mapping[str, Any]], templates: Mapping[str, Mapping[str, str]], source: Path
 ) -> LoggedRun:
     first_row = rows[0]
-    record = {name: column.restore(first_row[column_name]) for column_name, (name, column) in _RUN_COLUMNS.items()}
+    record = _restore_values(first_row, _RUN_COLUMNS)
     events = msgspec.convert(json.loads(first_row["run_events"]), list[LoggedEvent])
     unpacked = (_unpack_conversation(row) for row in rows if row["conversation"] is not None)
     conversations = list(bound_records(unpacked, f"run {first_row['run_id']} in {source}"))
@@ -229,25 +225,27 @@ def _build_run(
 
 
 def _pack_conversation(conversation: Conversation, rewards: Sequence[Reward]) -> dict[str, Any]:
-    values = {
-        column_name: column.export(getattr(conversation, "id" if column_name == "conversation" else column_name))
-        for column_name, column in _CONVERSATION_COLUMNS.items()
-    }
+    values = _export_record(conversation, _CONVERSATION_COLUMNS)
     escaped = [name for name in _LONG_TEXTS if _SURROGATES.search(values[name] or "")]
     values |= {name: json.dumps(values[name])[1:-1] for name in escaped}
     return {**values, "rewards": list(map(_get_reward_values, rewards)), "escaped": escaped}
 
 
 def _unpack_conversation(row: Mapping[str, Any]) -> Conversation:
-    values = {
-        "id" if column_name == "conversation" else column_name: column.restore(row[column_name])
-        for column_name, column in _CONVERSATION_COLUMNS.items()
-    }
+    values = _restore_values(row, _CONVERSATION_COLUMNS)
     values |= {name: json.loads(f'"{row[name]}"') for name in row["escaped"] or ()}
     if any(len(values[name] or "") > MAX_TEXT_BYTES for name in _LONG_TEXTS):
         raise ValueError(f"a text has more than {MAX_TEXT_BYTES:,} bytes")
     numbers = {name: values.pop(name) for name in ARRAY_TYPES}
     return replace(msgspec.convert(values, Conversation), **numbers)
+
+
+def _export_record(record: Any, columns: Mapping[str, tuple[str, Column]]) -> dict[str, Any]:
+    return {column_name: column.export(getattr(record, name)) for column_name, (name, column) in columns.items()}
+
+
+def _restore_values(row: Mapping[str, Any], columns: Mapping[str, tuple[str, Column]]) -> dict[str, Any]:
+    return {name: column.restore(row[column_name]) for column_name, (name, column) in columns.items()}
 
 
 def _get_reward_values(reward: Reward) -> dict[str, Any]:

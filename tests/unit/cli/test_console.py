@@ -5,9 +5,8 @@ import io
 import rich.console
 
 from memagent_graph import MemAgent
-from memagent_graph.cli import progress
-from memagent_graph.cli.console import Console
-from memagent_graph.cli.progress import ProgressDisplay
+from memagent_graph.cli import console
+from memagent_graph.cli.console import Console, ProgressDisplay
 from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.plain_text import make_one_line, make_printable
 from memagent_graph.policies.scripted import ScriptedPolicy
@@ -65,7 +64,7 @@ def test_errors_name_settings_as_in_python() -> None:
 
 
 def test_progress_without_a_terminal_is_lines_or_nothing_if_quiet(monkeypatch) -> None:
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(console, "_SECONDS_BETWEEN_LINES", 0.0)
     for is_quiet, expected_lines in ((False, "reading: 1,000, 2 failed [sic]\nreading: 1,001 of 3,000\n"), (True, "")):
         output = io.StringIO()
         with ProgressDisplay("reading", quiet=is_quiet, console=rich.console.Console(file=output)) as display:

@@ -182,4 +182,4 @@ async def test_loss_is_determined_from_the_log_of_a_real_run(make_reader, log, s
     sample = Sample(KeyTask(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
     run, completions = read_logged_run(log, result.run_id, store)
     assert find_losses(sample, run, completions) == (NeedleLoss(Loss.CUT_BY_CAP, 0),)
-    assert "4711" not in run.updates[0].memory
+    assert "4711" not in run.trace.updates[0].memory

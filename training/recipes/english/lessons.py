@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from memagent_evaluation.english_facts import AdditionalFacts, EnglishFact, EnglishFacts
-from memagent_graph.policies.adding import ADAPTER_FOLDER
+from memagent_graph.policies.added import ENGLISH_FOLDER
 from memagent_graph.policies.profile import require_profile
 from recipes.english.prose_questions import NOT_STATED, ProseQuestion
 from recipes.english.sections import ProseSection
@@ -106,7 +106,7 @@ class LessonMaker:
     ) -> None:
         self._sections, self._held_out, self._additional = sections, held_out, additional
         self._change_weight = change_weight
-        self._prompts = replace(require_profile(ADAPTER_FOLDER).prompts, control_tokens=frozenset(CONTROL_TOKENS))
+        self._prompts = replace(require_profile(ENGLISH_FOLDER).prompts, control_tokens=frozenset(CONTROL_TOKENS))
         self._questions_by_section: dict[tuple[str, int], list[ProseQuestion]] = {}
         for question in questions:
             self._questions_by_section.setdefault((question.source, question.start), []).append(question)
