@@ -91,11 +91,12 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
         if is_main:
             training_output.write_record(job.out, prepared.record)
         reason = f"all {job.iterations} iterations are done"
-        status.on_resume(checkpoints.newest, checkpoints.incomplete)
+        checkpoint = checkpoints.newest
+        status.on_resume(checkpoint, checkpoints.incomplete)
         for measurement in source.journal.measurements:  # of an earlier call
             status.on_measurement(measurement)
         try:
-            trainer.train(resume_from_checkpoint=checkpoints.newest and str(checkpoints.newest))
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except EndOfLoop as end:
             reason = str(end)
         iteration_count = trainer.state.global_step // prepared.steps_per_iteration
