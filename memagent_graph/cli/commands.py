@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _BUILT_IN: Final = {
     "read": "read:Read",
     "resume": "read:Resume",
-    "doctor": "doctor:Doctor",
+    "doctor": "policy_commands:Doctor",
     "show": "runs:Show",
     "runs": "runs:Runs",
     "reward": "runs:GiveReward",
