@@ -17,6 +17,8 @@ from dataclasses import fields
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote
 
+import msgspec
+
 from memagent_graph.entry_points import POLICIES, list_entry_points, make_entry_point_error
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
@@ -215,14 +217,11 @@ def parse_template_arguments(text: str | None) -> dict[str, Any]:
         MemAgentError: the text is not a JSON object.
     """
     try:
-        arguments = parse_json(text or "{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
+        return msgspec.convert(parse_json(text or "{}"), dict[str, Any])
+    except ValueError as error:
         raise MemAgentError(
             f"{text!r} is not a JSON object", hint="Write --chat-template-kwargs as in '{\"enable_thinking\": false}'."
-        )
-    return arguments
+        ) from error
 
 
 def _split_names(names: str | Collection[str] | None) -> tuple[str, ...]:
