@@ -189,7 +189,6 @@ BRANCHED = make_run(
     ),
     strategy="segments",
     chunk_text=lambda update: BRANCHED_CHUNKS[update.chunk_index],
-    places=Places(),
 )
 
 
@@ -221,8 +220,7 @@ def test_the_terminal_shows_a_run_with_branches() -> None:
 
 def test_unchanged_chunks_of_different_branches_are_not_folded_together() -> None:
     trace = make_fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
-    view = make_run(trace=trace, chunk_text=lambda _: None, places=Places())
-    text = print_text(render_timeline(build_timeline(view)))
+    text = print_text(render_timeline(build_timeline(make_run(trace=trace, chunk_text=lambda _: None))))
     assert "chunks 2-3, branch 0: unchanged" in text
     assert "chunks 5-6, branch 1: unchanged" in text
     assert "merge of branches 0, 1  unchanged" in text
@@ -261,7 +259,7 @@ def make_gated_trace() -> Trace:
 
 
 def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
-    timeline = build_timeline(make_run(trace=make_gated_trace(), chunk_text=lambda _: None, places=Places()))
+    timeline = build_timeline(make_run(trace=make_gated_trace(), chunk_text=lambda _: None))
     assert [(step.name, step.state, step.previous) for step in timeline.steps] == [
         ("chunk 1", "unchanged", ""),
         ("chunk 2", "kept", "Ilse"),
@@ -296,7 +294,7 @@ def test_branches_are_compared_with_the_memory_that_they_forked_from() -> None:
             make_call("m", "Ilse built it", "l", "r", role="merge"),
         )
     )
-    timeline = build_timeline(make_run(trace=trace, chunk_text=lambda _: None, places=Places()))
+    timeline = build_timeline(make_run(trace=trace, chunk_text=lambda _: None))
     assert [(step.name, step.previous) for step in timeline.steps] == [
         ("chunk 1", ""),
         ("chunk 2, branch left", "Ilse"),
