@@ -11,7 +11,7 @@ import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +51,27 @@ _LOCK_WAIT_SECONDS: Final = 60.0
 """The time to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
 _LOCK_RETRY_SECONDS: Final = 0.5
 _TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTask:
+    """A document and the questions that still have to be answered. It can be pickled."""
+
+    document: CorpusDocument
+    questions: tuple[str, ...]
+    """Questions without a row, or with a failed row that is to be retried. All of them if the source changed."""
+    is_begun: bool = True
+    """Whether an earlier process began to read the document, so that checkpoints may exist."""
+    answered_ids: frozenset[str] = frozenset()
+    """The ids of the document's rows that have an answer. They stay valid if the text has not changed."""
+    is_changed: bool = False
+    """Whether the document may have changed since it was read, according to its source."""
+
+    async def read(self, reader: CorpusReader) -> list[CorpusRow]:
+        """Read the document and return its rows (`CorpusReader.read_one`)."""
+        return await reader.read_one(
+            self.document, self.questions, may_resume=self.is_begun, answered_ids=self.answered_ids
+        )
 
 
 class CorpusReader:

@@ -32,9 +32,8 @@ import msgspec
 
 from memagent_corpus.corpus_rows import CorpusRow, make_arrow_schema
 from memagent_corpus.source_access import SourceAccess, convert_store_errors, display_url, get_scheme
-from memagent_corpus.typed_columns import TypedColumn, make_typed_columns
+from memagent_corpus.typed_columns import TypedColumn
 from memagent_graph.errors import CorpusError, DocumentError
-from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import iter_differences
 from memagent_graph.storage.parquet_rows import iter_rows, load_pyarrow, open_parquet
 from memagent_graph.storage.private_files import create_private_folder, get_data_folder, open_atomically
@@ -96,7 +95,6 @@ class TableFolder:
 
     def __post_init__(self) -> None:
         self._writer = secrets.token_hex(8)
-        self._manifest: TableManifest | None = None
         self._folder = None if get_scheme(self.location) else Path(self.location).absolute()
         """The folder, if it is on a disk."""
         self._filesystem, path = self.access.open_filesystem(self.location)
@@ -109,22 +107,9 @@ class TableFolder:
 
     @property
     def work_folder(self) -> Path:
-        """The work folder on this machine, with the files that resuming needs.
-
-        Raises:
-            CorpusError: the table is a file, or the work folder is a link, which could lead writes to another folder.
-        """
+        """The work folder on this machine, with the files that resuming needs."""
         if self._folder is not None:
-            work_folder = Path(self.location) / WORK_FOLDER
-            if self._folder.is_file():
-                raise CorpusError(
-                    f"a table must be a folder, got the file {self.location}", hint="Set --out to a folder."
-                )
-            if work_folder.is_symlink():
-                raise CorpusError(
-                    f"{work_folder} is a link to another folder", hint="Remove it, or choose a new folder."
-                )
-            return work_folder
+            return Path(self.location) / WORK_FOLDER
         return get_data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
 
     # Reading
@@ -240,24 +225,19 @@ class TableFolder:
                 f"the table in {self.display_name} has other settings: {'; '.join(differences)}",
                 hint="Use the same settings to add to it, or use another folder with --out.",
             )
-        return self._write_manifest(replace(manifest, input=description, writer=self._writer))
+        manifest = replace(manifest, input=description, writer=self._writer)
+        self._write_manifest(manifest)
+        return manifest
 
-    @property
-    def typed_columns(self) -> tuple[TypedColumn, ...]:
-        """The typed columns of the table that is being written; none if the answers have no schema."""
-        response_format = self._current_manifest.settings.get(_RESPONSE_FORMAT)
-        if not response_format:
-            return ()
-        return make_typed_columns(
-            ResponseFormat("answer", json.dumps(response_format["schema"])), CorpusRow.__struct_fields__
-        )
-
-    def write_part(self, part_number: int, rows: Iterable[Mapping[str, Any]]) -> TablePart | None:
+    def write_part(
+        self, part_number: int, rows: Iterable[Mapping[str, Any]], columns: Sequence[TypedColumn] = ()
+    ) -> TablePart | None:
         """Write a part, one row group at a time. It belongs to the table once it is published.
 
         Args:
             part_number: the number of the part.
             rows: values by column (`corpus_rows.list_column_values`).
+            columns: the typed columns, if the answers have a schema.
 
         Returns:
             The part; None, and no file, if there are no rows.
@@ -267,7 +247,7 @@ class TableFolder:
         """
         self._require_writer()
         arrow = load_pyarrow("corpus", "reading and writing tables")
-        schema = make_arrow_schema(self.typed_columns, {"memagent.format": f"{_TABLE_FORMAT} {_VERSION}"})
+        schema = make_arrow_schema(columns, {"memagent.format": f"{_TABLE_FORMAT} {_VERSION}"})
         row_iterator, row_count, failed_count = iter(rows), 0, 0
         batch = list(itertools.islice(row_iterator, _BATCH_ROWS))
         if not batch:
@@ -291,32 +271,24 @@ class TableFolder:
         Raises:
             CorpusError: the manifest cannot be written, or another run has taken over.
         """
-        self._require_writer()
-        self._write_manifest(replace(self._current_manifest, parts=tuple(sorted(parts, key=lambda part: part.number))))
+        manifest = self._require_writer()
+        self._write_manifest(replace(manifest, parts=tuple(sorted(parts, key=lambda part: part.number))))
 
     def remove_unlisted_files(self) -> None:
         """Remove the files of parts that are not in the manifest, and those that a killed run was writing."""
-        part_names = {part.name for part in self._current_manifest.parts}
+        part_names = {part.name for part in self._require_writer().parts}
         with self._convert_errors():
             for name in self._list_sizes():
                 if name.startswith(_UNFINISHED_PREFIXES) or (_PART_NAME.fullmatch(name) and name not in part_names):
                     self._filesystem.rm_file(f"{self._path}/{name}")
 
-    @property
-    def _current_manifest(self) -> TableManifest:
-        if self._manifest is None:
-            raise CorpusError("the table is not open for writing", hint="Call `take_over` first.")
-        return self._manifest
-
-    def _write_manifest(self, manifest: TableManifest) -> TableManifest:
+    def _write_manifest(self, manifest: TableManifest) -> None:
         content = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         with self._convert_errors(), self._create_file(MANIFEST) as file:
             file.write(content + b"\n")
-        self._manifest = manifest
-        return manifest
 
-    def _require_writer(self) -> None:
-        """Raise if another run has taken over."""
+    def _require_writer(self) -> TableManifest:
+        """Return the manifest. Raise if another run has taken over."""
         manifest = self.manifest()
         if manifest is None or manifest.writer != self._writer:
             raise CorpusError(
@@ -324,6 +296,7 @@ class TableFolder:
                 hint="Only one run at a time can write to a table. Finished rows are kept. To continue this run, wait "
                 "until the other one ends and run the same command again.",
             )
+        return manifest
 
     # Files
 

@@ -150,10 +150,8 @@ def _render_section(section: ContentSection) -> str:
     if section.passages:
         html_parts.append(f'<ul class="passages">{"".join(map(_render_passage, section.passages))}</ul>')
     if section.table:
-        (_, *column_headings), *rows = section.table
-        columns = "".join(
-            f'<th scope="col">{_escape(heading)}</th>' for heading in (section.table[0][0], *column_headings)
-        )
+        headings, *rows = section.table
+        columns = "".join(f'<th scope="col">{_escape(heading)}</th>' for heading in headings)
         body = "".join(
             f'<tr><th scope="row">{_escape(name)}</th>'
             + "".join(f"<td>{_escape(cell)}</td>" for cell in cells)

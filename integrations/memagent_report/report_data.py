@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import msgspec
+
 from memagent_graph.events import EventKind
 from memagent_graph.plain_text import format_count
 from memagent_report.evidence_matrix import (
@@ -19,8 +21,6 @@ from memagent_report.evidence_matrix import (
     ReportSection,
     ReportSentence,
     SourceQuote,
-    from_json,
-    to_json,
 )
 from memagent_report.rendering import ContentSection, Passage, ReportContent, render_html, render_markdown
 
@@ -130,14 +130,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready values; `Report.from_dict` is the inverse."""
-        fields = ("report_id", "mode", "model", "matrix", "sections", "contradictions", "events")
-        return {
-            **{name: to_json(getattr(self, name)) for name in fields},
-            "quotes_checked": self.quotes_checked,
-            "quotes_found": self.quotes_found,
-            "references": to_json(self.references),
-            "totals": dict(self.totals),
-        }
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return {**values, "references": msgspec.to_builtins(self.references), "totals": dict(self.totals)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
@@ -146,8 +140,7 @@ class Report:
         Raises:
             msgspec.ValidationError: the values do not describe a report.
         """
-        computed_fields = {"references", "totals"}
-        return from_json({name: value for name, value in values.items() if name not in computed_fields}, cls)
+        return msgspec.convert(values, cls)
 
     def to_markdown(self) -> str:
         """Return the report in Markdown; text of documents and policies cannot become a link, an image, HTML or TeX."""
