@@ -417,17 +417,17 @@ def keep_first_clause(claim: Claim) -> Claim | None:
     )
 
 
-def _make_common_word_check(claims: Sequence[Claim]) -> Callable[[str], bool]:
-    """Return a predicate for words that the sources also have in lower case."""
+def _collect_common_words(claims: Sequence[Claim]) -> frozenset[str]:
+    """Return the words that the sources also have in lower case."""
     sources = {id(claim.source): claim.source for claim in claims}
-    return frozenset().union(*map(find_lower_case_words, sources.values())).__contains__
+    return frozenset().union(*map(find_lower_case_words, sources.values()))
 
 
-def is_detected(claim: Claim, is_common: Callable[[str], bool]) -> bool:
+def is_detected(claim: Claim, common_words: frozenset[str]) -> bool:
     """Return whether the check finds a problem with a quote or with the sentence."""
     if any(check_quote(quote, claim.source, "it") for quote in claim.quotes):
         return True
-    return bool(check_sentence(claim.sentence, [quote.text for quote in claim.quotes], is_common=is_common))
+    return bool(check_sentence(claim.sentence, [quote.text for quote in claim.quotes], common_words=common_words))
 
 
 @dataclass(frozen=True)
@@ -472,18 +472,20 @@ def measure_detection(step: int = 1) -> dict[str, dict[str, DetectionCount]]:
     """
     rows: dict[str, dict[str, DetectionCount]] = defaultdict(dict)
     for name, claims in load_corpora().items():
-        is_common = _make_common_word_check(claims)
-        passing_claims = [claim for claim in claims if not is_detected(claim, is_common)]
+        common_words = _collect_common_words(claims)
+        passing_claims = [claim for claim in claims if not is_detected(claim, common_words)]
         passing_count = len(passing_claims)
         passing_claims = passing_claims[:: step if passing_count > 100 else 1]
         for kind in MUTATIONS:
             mutants = [mutant for _, mutant in generate_mutants(name, kind, passing_claims, claims)]
-            rows[kind][name] = DetectionCount(sum(is_detected(mutant, is_common) for mutant in mutants), len(mutants))
+            rows[kind][name] = DetectionCount(
+                sum(is_detected(mutant, common_words) for mutant in mutants), len(mutants)
+            )
         rows["false alarms: as it is"][name] = DetectionCount(len(claims) - passing_count, len(claims))
         for kind, rewrite in (("other forms", change_formats), ("first clause", keep_first_clause)):
             variants = [mutant for claim in claims if (mutant := rewrite(claim)) is not None]
             rows[f"false alarms: {kind}"][name] = DetectionCount(
-                sum(is_detected(variant, is_common) for variant in variants), len(variants)
+                sum(is_detected(variant, common_words) for variant in variants), len(variants)
             )
     return dict(rows)
 
@@ -505,14 +507,14 @@ def main() -> None:
 def _print_errors() -> None:
     """Print errors for adjusting the rules, without those of held-out sentences."""
     for name, claims in list(load_corpora().items())[:3]:
-        is_common = _make_common_word_check(claims)
+        common_words = _collect_common_words(claims)
         for claim in claims:
-            for problem in check_sentence(claim.sentence, [q.text for q in claim.quotes], is_common=is_common):
+            for problem in check_sentence(claim.sentence, [q.text for q in claim.quotes], common_words=common_words):
                 print(f"{name}: alarm: {problem.kind}: {problem.detail}\n    {claim.sentence}")
-        passing_claims = [claim for claim in claims if not is_detected(claim, is_common)]
+        passing_claims = [claim for claim in claims if not is_detected(claim, common_words)]
         for kind in MUTATIONS:
             for claim, mutant in generate_mutants(name, kind, passing_claims, claims):
-                if not is_detected(mutant, is_common):
+                if not is_detected(mutant, common_words):
                     print(f"{name}: missed: {kind}\n    {claim.sentence}\n    {mutant.sentence}")
 
 

@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 
 from memagent_graph.concurrency.background import PerLoop, make_synchronous, make_synchronous_stream
 from memagent_graph.concurrency.shared_pass import MAX_SHARED_READS, Barrier, read_in_passes
-from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.documents import Document, DocumentRef, DocumentStore, open_store
 from memagent_graph.errors import (
     CheckpointError,
     DocumentMismatchError,
@@ -54,7 +54,7 @@ from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
-from memagent_graph.storage.private_files import get_default_run_log, get_default_store
+from memagent_graph.storage.private_files import get_default_run_log
 from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
@@ -105,7 +105,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         policy: Any = None,
         *,
         settings: ReadSettings | None = None,
-        store: DocumentStore | Path | None = None,
+        store: DocumentStore | Path | str | None = None,
         checkpoints: BaseCheckpointSaver[Any] | Path | str | None = None,
         run_log: RunLog | Path | str | bool = True,
         **choices: Any,
@@ -123,12 +123,14 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self._checkpoints = checkpoints
         profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
-            tokenizer = _find_profile_tokenizer(profile)
+            folder = find_profile_folder(profile)
+            own_tokenizer = folder if (folder / "tokenizer.json").is_file() else None
+            tokenizer = EMBEDDED if profile == EMBEDDED else own_tokenizer
         self._set_parts(
             Parts(
                 settings=settings,
                 policy=own_policy,
-                store=store if isinstance(store, DocumentStore) else DocumentStore(store or get_default_store()),
+                store=store if isinstance(store, DocumentStore) else open_store(store),
                 profile=require_profile(profile) if isinstance(profile, str | Path) else profile,
                 tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
                 run_log=_open_log(run_log),
@@ -646,11 +648,3 @@ def _open_log(run_log: RunLog | Path | str | bool) -> RunLog | None:
     if isinstance(run_log, bool):
         return RunLog(get_default_run_log()) if run_log else None
     return run_log if isinstance(run_log, RunLog) else RunLog(run_log)
-
-
-def _find_profile_tokenizer(profile: Path | str) -> Path | str | None:
-    """Return the argument of `load_tokenizer` for the tokenizer in a profile's folder, if it has one."""
-    if profile == EMBEDDED:
-        return profile
-    folder = find_profile_folder(profile)
-    return folder if (folder / "tokenizer.json").is_file() else None

@@ -41,10 +41,10 @@ _MAX_JSON_VALUES: Final = 64
 _MAX_ENUM_OPTIONS: Final = 12
 
 _MAPPING_KEYWORDS: Final = ("properties", "$defs", "definitions", "dependentSchemas")
-_LIST_KEYWORDS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SUBSCHEMA_KEYWORDS: Final = (
-    *("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"),
-    *("unevaluatedItems", "unevaluatedProperties"),
+    *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+    *("prefixItems", "items", "contains", "unevaluatedItems"),
+    *("additionalProperties", "propertyNames", "unevaluatedProperties"),
 )
 _UNSUPPORTED_KEYWORDS: Final = (
     "patternProperties",
@@ -148,11 +148,9 @@ class ResponseFormat:
         hint = "Pass a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
             schema = parse_json(read_text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, allow_pipes=True))
-        except OSError as error:
-            message = f"the schema {name} cannot be read: {error.strerror or error}"
-            raise ResponseFormatError(message, hint=hint) from error
-        except ValueError as error:
-            raise ResponseFormatError(f"the schema {name} is not JSON: {error}", hint=hint) from error
+        except (OSError, ValueError) as error:  # ValueError: it is not JSON
+            reason = getattr(error, "strerror", None) or error
+            raise ResponseFormatError(f"the schema {name} cannot be read: {reason}", hint=hint) from error
         return cls.of(schema)
 
     @cached_property
@@ -327,10 +325,8 @@ def _iter_subschemas(schema: Any) -> Iterator[dict[str, Any]]:
         subschemas: Iterable[Any] = ()
         if keyword in _MAPPING_KEYWORDS and isinstance(value, dict):
             subschemas = value.values()
-        elif keyword in _LIST_KEYWORDS and isinstance(value, list):
-            subschemas = value
         elif keyword in _SUBSCHEMA_KEYWORDS:
-            subschemas = (value,)
+            subschemas = value if isinstance(value, list) else (value,)
         for subschema in subschemas:
             yield from _iter_subschemas(subschema)
 

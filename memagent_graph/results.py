@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from memagent_graph.documents import DocumentRef
+from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.errors import EvaluationError
 from memagent_graph.events import ReadEvent, StopReason
@@ -132,7 +132,6 @@ class ReadResult:
 
     def view(self) -> RunView:
         """Return the result as a `RunView`, the input of timelines; see `memagent_graph.timeline`."""
-        from memagent_graph.documents import DocumentStore  # noqa: PLC0415
         from memagent_graph.timeline.view import RunView, load_texts  # noqa: PLC0415  rarely needed
 
         store = DocumentStore(self.store_root) if self.store_root else None

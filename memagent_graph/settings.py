@@ -377,8 +377,8 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
 
         Objects, which another process could not create, are represented only by the names of their fields.
         """
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.metadata["logged"]}
-        values = {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
+        changed_fields = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        values = {field.name: getattr(self, field.name) for field in changed_fields if field.metadata["logged"]}
         if objects := [name for name, value in values.items() if not isinstance(value, _LOGGED_TYPES)]:
             values = {name: value for name, value in values.items() if name not in objects} | {_OBJECTS_KEY: objects}
         values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
@@ -446,7 +446,6 @@ _HINT_BY_NAME: Final[Mapping[str, str]] = {
     for name in ("max_chunks", "max_tokens_total", "max_seconds")
 }
 """Hints for names that are not settings, because they are passed in another way."""
-_DEFAULTS: Final = ReadSettings()
 
 
 def list_text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:

@@ -128,8 +128,7 @@ def find_sentence_ends(text: str, start: int = 0, end: int | None = None) -> lis
             continue
         if not _ABBREVIATION.search(window, max(0, sentence_end - 8), sentence_end):
             ends.add(sentence_end)
-    ends.update(match.end() - window_start for match in _PARAGRAPH_END.finditer(text, start, end))
-    positions = sorted(window_start + position for position in ends)
+    positions = sorted({*(window_start + position for position in ends), *find_paragraph_ends(text, start, end)})
     return [position for position in positions if start < position <= end and position < len(text)]
 
 

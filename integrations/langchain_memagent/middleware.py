@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -117,7 +118,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             raise ValueError(f"keep_messages must be at least 1, got {keep_messages}")
         self._agent = agent
         self._reads = GraphReads(agent)
-        self._result_tokens = result_tokens
+        self._result_tokens = result_tokens or sys.maxsize
         self._limits = limits
         self._has_tried_to_prepare = False
         self._history = (
@@ -155,7 +156,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return await self._read_results(request, result) if self._needs_reading(request, result) else result
 
     def _needs_reading(self, request: ToolCallRequest, result: ToolResult) -> bool:
-        if self._result_tokens is None or request.tool_call["name"] == self._ask_tool.name:
+        if request.tool_call["name"] == self._ask_tool.name:
             return False
         return any(_find_long_text(message, self._result_tokens) is not None for message in _find_tool_messages(result))
 
@@ -177,7 +178,6 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self, request: ToolCallRequest, message: ToolMessage
     ) -> tuple[ToolMessage, dict[str, DocumentRef]]:
         """Return the message to show; if it was read, also its document by run id."""
-        assert self._result_tokens is not None  # noqa: S101  checked by _needs_reading
         text = _find_long_text(message, self._result_tokens)
         if text is None:
             return message, {}
@@ -337,12 +337,10 @@ def _format_failure(tool: str, text: str, error: Exception, max_bytes: int, run_
         run_id: the id for asking about the result again, if it is stored.
         is_stored: whether the result is stored.
     """
-    if is_stored:
-        remedy = (
-            "The whole result is kept: once that is remedied, call ask_tool_result with "
-            f'run_id="{run_id}" and questions.'
-        )
-    else:
+    remedy = (
+        f'The whole result is kept: once that is remedied, call ask_tool_result with run_id="{run_id}" and questions.'
+    )
+    if not is_stored:
         remedy = "It could not be stored either: call the tool again, requesting less data if it supports that."
     beginning = text.encode(errors="replace")[: max(0, max_bytes - _FRAME_BYTES)].decode(errors="ignore")
     return (

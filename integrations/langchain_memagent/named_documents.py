@@ -49,11 +49,6 @@ class NamedSource:
     pages: str | None = None
     """The pages to read of a PDF file; all pages if it is None."""
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The names of the fields that are set, without `pages`."""
-        return tuple(kind for kind in _SOURCE_KINDS if getattr(self, kind) is not None)
-
 
 @dataclass(frozen=True)
 class DocumentSources:
@@ -90,22 +85,21 @@ class DocumentSources:
             RefusedSourceError: the source may not be read, does not exist, or is too large.
             DocumentError: `pages` does not name pages.
         """
-        document = await self._open(source, state)
-        return document.only(source.pages or None)
-
-    async def _open(self, source: NamedSource, state: Any) -> Document:
-        if len(source.kinds) != 1:
+        kinds = [kind for kind in _SOURCE_KINDS if getattr(source, kind) is not None]
+        if len(kinds) != 1:
             raise RefusedSourceError(
-                f"exactly one source must be named, got {' and '.join(source.kinds) or 'none'}",
+                f"exactly one source must be named, got {' and '.join(kinds) or 'none'}",
                 hint=f"Choose one of: {', '.join(self.kinds)}.",
             )
         if source.path is not None:
-            return await self._open_path(source.path)
-        if source.text is not None:
-            return self._make_document(source.text, "the text")
-        if source.state_key is not None:
-            return self._open_state_value(source.state_key, state)
-        return await self._fetch(source.url or "")
+            document = await self._open_path(source.path)
+        elif source.text is not None:
+            document = self._make_document(source.text, "the text")
+        elif source.state_key is not None:
+            document = self._open_state_value(source.state_key, state)
+        else:
+            document = await self._fetch(source.url or "")
+        return document.only(source.pages or None)
 
     async def _open_path(self, path: str) -> Document:
         if self.backend is not None and (document := await self._open_virtual_file(path, self.backend)):

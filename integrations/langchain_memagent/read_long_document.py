@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
@@ -61,9 +60,7 @@ _SOURCE_HELP = {
 _PAGES_HELP = "Of a PDF file, the pages to read, as in 5, 5-10, 12- or 1-3,7. Leave it out to read all."
 
 
-def _describe_validation_error(error: Any) -> str:
-    if not isinstance(error, ValidationError):
-        return "The arguments do not fit the tool's schema."
+def _describe_validation_error(error: ValidationError) -> str:
     problems = [
         f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": Value error, ")
         for problem in error.errors(include_input=False)
@@ -135,10 +132,7 @@ class ReadLongDocument(BaseTool):
             self.args_schema = _make_arguments_schema(self._sources, self.max_questions)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "ReadLongDocument cannot be pickled, as its reader cannot: that has connections, threads and open files. "
-            "Create the tool in the process that uses it; a process that is forked from this one can use it as it is."
-        )
+        self.agent.__reduce__()  # raises the error that says why
 
     def _run(
         self, questions: list[str], runtime: Annotated[Any, InjectedToolArg()] = None, **source_arguments: str | None
@@ -150,7 +144,7 @@ class ReadLongDocument(BaseTool):
     ) -> tuple[str | ToolMessage, ReadArtifact]:
         questions = self._clean_questions(questions)
         source, caller = NamedSource(**source_arguments), CallingGraph.capture(getattr(runtime, "tool_call_id", None))
-        with self._report_errors_to_model():
+        try:
             _require_short_questions(questions, await self._reads.prepare())
             state, document_tasks = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
 
@@ -180,6 +174,11 @@ class ReadLongDocument(BaseTool):
             return await asyncio.to_thread(
                 self._make_reply, pairs, document, caller, can_continue=all(run_ids.values())
             )
+        except MemAgentError as error:
+            # The model always gets the error of a document that cannot be read.
+            if self.on_failure == "raise" and not isinstance(error, DocumentError | MissingExtraError):
+                raise
+            raise ToolException(str(error)) from error
 
     def _clean_questions(self, questions: list[str]) -> list[str]:
         if not 1 <= len(questions) <= self.max_questions:
@@ -229,19 +228,6 @@ class ReadLongDocument(BaseTool):
             content, artifact=artifact, tool_call_id=caller.tool_call_id, name=self.name, status="error"
         )
         return message, artifact
-
-    @contextmanager
-    def _report_errors_to_model(self) -> Iterator[None]:
-        """Turn errors into messages for the model, unless `on_failure` is "raise" and the read failed.
-
-        The model always gets the error if a document cannot be read.
-        """
-        try:
-            yield
-        except MemAgentError as error:
-            if self.on_failure == "raise" and not isinstance(error, DocumentError | MissingExtraError):
-                raise
-            raise ToolException(str(error)) from error
 
 
 class _Arguments(BaseModel):

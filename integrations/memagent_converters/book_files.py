@@ -21,7 +21,7 @@ def convert(source: SourceFile) -> Parts:
     """
     archive = XMLArchive(source.name, source.file)
     encryption = archive.read_xml("META-INF/encryption.xml")
-    encryption_methods = iter_descendants(encryption, "EncryptionMethod") if encryption is not None else ()
+    encryption_methods = iter_descendants(encryption, "EncryptionMethod")
     if any(get_attribute(node, "Algorithm") not in _FONT_ENCRYPTIONS for node in encryption_methods):
         raise ConversionError(
             f"the book {source.name} is encrypted", "Only the shop's own reader can open it.", kind="unsupported"

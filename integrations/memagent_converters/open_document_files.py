@@ -22,6 +22,7 @@ from memagent_converters.xml_archives import (
     get_attribute,
     get_int,
     get_local_name,
+    iter_children,
     iter_descendants,
     make_html_table,
 )
@@ -42,12 +43,11 @@ def convert(source: SourceFile) -> Parts:
     """
     archive = XMLArchive(source.name, source.file)
     manifest = archive.read_xml("META-INF/manifest.xml")
-    if manifest is not None and next(iter_descendants(manifest, "encryption-data"), None) is not None:
+    if next(iter_descendants(manifest, "encryption-data"), None) is not None:
         raise ConversionError(f"{source.name} is protected by a password", "Save it without one.", kind="unsupported")
     document = _OpenDocument(archive)
     headers_and_footers = document.format_headers_and_footers()
-    body = find_child(document.root, "body")
-    for content in body if body is not None else ():
+    for content in iter_children(find_child(document.root, "body")):
         pages = [node for node in content if get_local_name(node) in {"page", "table"}]
         if not pages or get_local_name(content) == "text":
             html = (
@@ -78,8 +78,8 @@ class _OpenDocument:
         """The HTML tag, sup or sub, of each text style that raises or lowers its text."""
         self._list_levels: dict[str, dict[int, Element]] = {}
         """The elements of the levels of each list style."""
-        for root in filter(lambda node: node is not None, (self._styles_root, self.root)):
-            for style in iter_descendants(root, "style", "list-style"):  # type: ignore[arg-type]
+        for root in (self._styles_root, self.root):
+            for style in iter_descendants(root, "style", "list-style"):
                 name = get_attribute(style, "name")
                 position = get_attribute(find_child(style, "text-properties"), "text-position").partition(" ")[0]
                 if position and position not in {"0%", "0"}:
@@ -92,7 +92,7 @@ class _OpenDocument:
     def format_headers_and_footers(self) -> dict[str, str]:
         """Return the headers and the footers of all pages as HTML, each text once."""
         texts: dict[str, dict[str, None]] = {"header": {}, "footer": {}}
-        for node in iter_descendants(self._styles_root, "header", "footer") if self._styles_root is not None else ():
+        for node in iter_descendants(self._styles_root, "header", "footer"):
             texts[get_local_name(node)]["".join(map(self.format_block, node))] = None
         return {kind: "".join(unique_texts) for kind, unique_texts in texts.items()}
 
@@ -200,8 +200,7 @@ class _OpenDocument:
             case "a":
                 return f'<a href="{escape(get_attribute(element, "href"))}">{self._format_inline(element)}</a>'
             case "note":
-                body = find_child(element, "note-body")
-                text = " ".join(map(self._format_inline, body)) if body is not None else ""
+                text = " ".join(map(self._format_inline, iter_children(find_child(element, "note-body"))))
                 mark = next(iter_descendants(element, "note-citation"), element)
                 return f"[^{escape(''.join(mark.itertext()))}: {text}]"
             case "annotation":
@@ -210,7 +209,7 @@ class _OpenDocument:
             case "object":
                 member = get_attribute(element, "href").removeprefix("./")
                 root = self._archive.read_xml(f"{member}/content.xml")
-                if root is not None and get_local_name(root) == "math":
+                if get_local_name(root) == "math":
                     return format_formula(root)
                 self.omission_counts["embedded objects"] += 1
                 return ""

@@ -18,6 +18,9 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
 
+import pypdfium2
+import pypdfium2.raw as pdfium_api
+
 from memagent_converters.equations import format_script
 from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
 
@@ -59,18 +62,16 @@ def convert(source: SourceFile) -> Parts:
     Raises:
         ConversionError: the file cannot be opened, or a page cannot be read.
     """
-    import pypdfium2  # noqa: PLC0415  the extra `files`
-
-    document = _open_document(pypdfium2, source)
+    document = _open_document(source)
     pages = _select_pages(source, len(document))
     for page_count, page_index in enumerate(pages, 1):
         if page_count % _MAX_PAGES_OPEN == 0:  # frees the fonts
             document.close()
-            document = _open_document(pypdfium2, source)
+            document = _open_document(source)
         label = f"page {page_index + 1}"
         try:
             page = document[page_index]
-            text, omissions = _convert_page(pypdfium2, document, page, label)
+            text, omissions = _convert_page(document, page, label)
             page.close()
         except pypdfium2.PdfiumError as error:
             raise ConversionError(
@@ -79,18 +80,18 @@ def convert(source: SourceFile) -> Parts:
             ) from error
         yield Block(text if page_index == pages[-1] else text + GAP, label)
         yield from omissions
-    yield from _read_xfa_values(pypdfium2.raw, document)
+    yield from _read_xfa_values(document)
     for index in range(document.count_attachments()):
         attachment = document.get_attachment(index)
         yield Block(GAP)
         yield from source.embedded(attachment.get_name(), bytes(attachment.get_data()))
 
 
-def _open_document(pdfium: Any, source: SourceFile) -> Any:
+def _open_document(source: SourceFile) -> Any:
     try:
-        document = pdfium.PdfDocument(source.file)
+        document = pypdfium2.PdfDocument(source.file)
         document.init_forms()
-    except pdfium.PdfiumError as error:
+    except pypdfium2.PdfiumError as error:
         raise ConversionError(
             f"the PDF file {source.name} cannot be opened: {error}",
             "It may be damaged or protected by a password; save an unprotected copy first.",
@@ -116,10 +117,10 @@ def _select_pages(source: SourceFile, page_count: int) -> list[int]:
     return sorted(pages)
 
 
-def _convert_page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
+def _convert_page(document: Any, page: Any, label: str) -> tuple[str, list[Omission]]:
     """Return a page's text with its form values and notes, and its omissions."""
     textpage = page.get_textpage()
-    text = _join_words(_sort_columns(pdfium.raw, textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
+    text = _join_words(_sort_columns(textpage, str(textpage.get_text_range())).replace("\r\n", "\n"))
     textpage.close()
     omissions = []
     character_count = len("".join(text.split()))
@@ -129,15 +130,13 @@ def _convert_page(pdfium: Any, document: Any, page: Any, label: str) -> tuple[st
         text = _UNMAPPED_CHARACTER.sub("", text)
     elif unmapped_count:
         text = text.replace("\x00", "")
-    if character_count < _MAX_SCAN_CHARACTERS and (
-        content := _describe_content(pdfium.raw, page, has_text=character_count > 0)
-    ):
+    if character_count < _MAX_SCAN_CHARACTERS and (content := _describe_content(page, has_text=character_count > 0)):
         omissions.append(Omission(content, label, _OCR_REMEDY))
-    values = list(_format_annotations(pdfium.raw, document, page))
+    values = list(_format_annotations(document, page))
     return "\n".join([*filter(None, [text]), *values]), omissions
 
 
-def _sort_columns(pdfium_api: Any, textpage: Any, text: str) -> str:
+def _sort_columns(textpage: Any, text: str) -> str:
     """Return a page's text column by column, with marks for superscripts and subscripts."""
     if max(text, default="") > "\uffff":  # pdfium counts UTF-16 units
         return text
@@ -151,7 +150,7 @@ def _sort_columns(pdfium_api: Any, textpage: Any, text: str) -> str:
 
     has_no_gaps = pdfium_api.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + _MIN_COLUMN_LINES
     ranges = [(0, len(text))] if has_no_gaps else _split_columns(text, get_box)
-    return "\r\n".join(_mark_scripts(pdfium_api, textpage, text[start:end], start) for start, end in ranges)
+    return "\r\n".join(_mark_scripts(textpage, text[start:end], start) for start, end in ranges)
 
 
 def _split_columns(text: str, get_box: _GetBox) -> list[tuple[int, int]]:
@@ -205,7 +204,7 @@ def _is_prose(text: str, lines: Sequence[_LinePart]) -> bool:
     return median(widths) >= 0.6 * max(widths) and sentence_starts <= 0.7 * len(lines)
 
 
-def _mark_scripts(pdfium_api: Any, textpage: Any, text: str, offset: int) -> str:
+def _mark_scripts(textpage: Any, text: str, offset: int) -> str:
     """Mark superscripts (`10^6`) and subscripts (`CO_2`): digits that are smaller, and raised or lowered.
 
     `text` begins at character `offset` of the page's text.
@@ -250,7 +249,7 @@ def _join_words(text: str) -> str:
     return _LINE_END_HYPHEN.sub(join_match, text).replace("\ufffe", "-").replace("\xad", "")
 
 
-def _describe_content(pdfium_api: Any, page: Any, *, has_text: bool) -> str | None:
+def _describe_content(page: Any, *, has_text: bool) -> str | None:
     """Return what a page with hardly any text shows instead: an image or drawn letters; None if it is empty."""
     image_area = segment_count = 0.0
     for page_object in page.get_objects(max_depth=3):
@@ -265,7 +264,7 @@ def _describe_content(pdfium_api: Any, page: Any, *, has_text: bool) -> str | No
     return "pages that are drawn, without characters" if is_drawn else None
 
 
-def _format_annotations(pdfium_api: Any, document: Any, page: Any) -> Iterator[str]:
+def _format_annotations(document: Any, page: Any) -> Iterator[str]:
     """Yield a page's annotations as lines: form fields with their values, notes, texts."""
     form_environment = document.formenv
     for index in range(min(pdfium_api.FPDFPage_GetAnnotCount(page), _MAX_FIELDS)):
@@ -274,7 +273,7 @@ def _format_annotations(pdfium_api: Any, document: Any, page: Any) -> Iterator[s
             continue
         subtype = pdfium_api.FPDFAnnot_GetSubtype(annotation)
         if subtype == pdfium_api.FPDF_ANNOT_WIDGET and form_environment is not None:
-            line = _format_field(pdfium_api, form_environment, annotation)
+            line = _format_field(form_environment, annotation)
         elif subtype in {pdfium_api.FPDF_ANNOT_LINK, pdfium_api.FPDF_ANNOT_POPUP, pdfium_api.FPDF_ANNOT_WIDGET}:
             line = ""
         else:
@@ -285,7 +284,7 @@ def _format_annotations(pdfium_api: Any, document: Any, page: Any) -> Iterator[s
             yield line
 
 
-def _format_field(pdfium_api: Any, form_environment: Any, annotation: Any) -> str:
+def _format_field(form_environment: Any, annotation: Any) -> str:
     """Return a form field's name and value; empty if it has none."""
     field_type = pdfium_api.FPDFAnnot_GetFormFieldType(form_environment, annotation)
     name = _read_string(pdfium_api.FPDFAnnot_GetFormFieldAlternateName, form_environment, annotation) or _read_string(
@@ -320,7 +319,7 @@ def _read_string(function: Any, *arguments: Any) -> str:
     return buffer.raw[: byte_count - 2].decode("utf-16-le", "replace").replace("\r", "\n")
 
 
-def _read_xfa_values(pdfium_api: Any, document: Any) -> Parts:
+def _read_xfa_values(document: Any) -> Parts:
     """Yield the values of an XFA form, which are not on any page."""
     if document.get_formtype() != pdfium_api.FORMTYPE_XFA_FULL:
         return

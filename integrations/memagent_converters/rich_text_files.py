@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from typing import Final
 
+from striprtf.striprtf import rtf_to_text
+
 from memagent_converters.html_to_markdown import UNDESCRIBED_PICTURES, list_omissions
 from memagent_graph.converters import Block, Parts, SourceFile
 
@@ -25,8 +27,6 @@ _OMITTED_CONTENT: Final = {
 
 def convert(source: SourceFile) -> Parts:
     """Convert a rich text file."""
-    from striprtf.striprtf import rtf_to_text  # noqa: PLC0415  the extra `files`
-
     rtf = source.read().decode("latin-1")
     rtf_with_scripts = _SCRIPT_COMMANDS.sub(
         lambda match: r"\plain " + ("^" if match[1].startswith(("super", "up")) else "_"), rtf

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+import openpyxl
+
 from memagent_converters.html_to_markdown import MAX_REPEATED_LENGTH, format_rows, iter_markdown, list_omissions
 from memagent_converters.slide_files import iter_shapes
 from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
@@ -27,8 +29,6 @@ _FORMAT_DIGITS: Final = re.compile(r"[#0?][#0?.,]*(?:E[+-]0+)?")
 
 def convert(source: SourceFile) -> Parts:
     """Convert a workbook. A formula becomes its saved value, or stays as it is if no value was saved."""
-    import openpyxl  # noqa: PLC0415  the extra `files`
-
     archive = XMLArchive(source.name, source.file)
     value_book = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formula_book = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
@@ -70,12 +70,13 @@ def _iter_drawings_and_comments(source: SourceFile, archive: XMLArchive) -> Part
     """Yield the comments, text boxes, pictures and embedded files of the sheets."""
     omission_counts: Counter[str] = Counter()
     for member in sorted(archive.names):
-        if member.startswith(("xl/comments", "xl/threadedComments")) and (root := archive.read_xml(member)) is not None:
-            for comment in iter_descendants(root, "comment", "threadedComment"):
+        if member.startswith(("xl/comments", "xl/threadedComments")):
+            for comment in iter_descendants(archive.read_xml(member), "comment", "threadedComment"):
                 if text := "".join(comment.itertext()).strip():
                     yield Block(f"Comment at {get_attribute(comment, 'ref')}: {text}\n")
             yield Block(GAP)
-        elif member.startswith("xl/drawings/drawing") and (root := archive.read_xml(member)) is not None:
+        elif member.startswith("xl/drawings/drawing"):
+            root = archive.read_xml(member)
             yield from iter_markdown("".join(iter_shapes(root, omission_counts)), end=GAP)
             omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
         elif member.startswith("xl/embeddings/"):

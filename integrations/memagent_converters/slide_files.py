@@ -40,14 +40,13 @@ def convert(source: SourceFile) -> Parts:
         reference = next((value for key, value in slide_entry.items() if key.endswith("}id")), "")
         member = relations.get(reference, ("", ""))[1]
         label, slide = f"slide {slide_number}", archive.read_xml(member)
-        if slide is None:
+        if not slide.tag:
             yield from list_omissions(Counter({"slides that cannot be read": 1}), label)
             continue
         omission_counts: Counter[str] = Counter()
         html = "".join(iter_shapes(slide, omission_counts))
         for kind, target in archive.read_relations(member).values():
-            root = archive.read_xml(target) if kind in _RELATED_PARTS else None
-            if root is not None:
+            if kind in _RELATED_PARTS and (root := archive.read_xml(target)).tag:
                 paragraphs = map(_format_paragraph, iter_descendants(root, "p", "text"))
                 texts = iter_shapes(root, omission_counts) if kind == "notesSlide" else paragraphs
                 html += f"<p>{_RELATED_PARTS[kind]}</p>{''.join(texts)}"

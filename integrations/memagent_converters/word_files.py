@@ -22,6 +22,7 @@ from memagent_converters.xml_archives import (
     get_attribute,
     get_int,
     get_local_name,
+    iter_children,
     iter_descendants,
     make_html_table,
 )
@@ -79,9 +80,8 @@ class _WordDocument:
     def to_html(self) -> str:
         """Return the document with its headers, notes and footers as HTML."""
         root = self.archive.read_required_xml(_DOCUMENT)
-        body = find_child(root, "body")
         header, footer = self._format_headers("header"), self._format_headers("footer")
-        text = "".join(self._iter_blocks(body)) if body is not None else ""
+        text = "".join(self._iter_blocks(find_child(root, "body")))
         notes = "".join(
             self._format_notes(f"word/{name}.xml", prefix)
             for name, prefix in (("footnotes", ""), ("endnotes", "e"), ("comments", "c"))
@@ -92,23 +92,21 @@ class _WordDocument:
         """Return the headers or footers, each text once."""
         texts: dict[str, None] = {}
         for relation_type, target in self._relations.values():
-            root = self.archive.read_xml(target) if relation_type == kind else None
-            if root is not None:
-                texts["".join(self._iter_blocks(root))] = None
+            if relation_type == kind:
+                texts["".join(self._iter_blocks(self.archive.read_xml(target)))] = None
         return "".join(text for text in texts if re.search(r"[^\W\d_]{2}", re.sub(r"<[^>]*>", "", text)))
 
     def _format_notes(self, member: str, prefix: str) -> str:
-        root = self.archive.read_xml(member)
         notes = []
-        for note in root if root is not None else ():
+        for note in self.archive.read_xml(member):
             if get_attribute(note, "type") not in {"separator", "continuationSeparator", "continuationNotice"}:
                 author = f" {get_attribute(note, 'author')}:" if prefix == "c" else ""
                 text = re.sub(r"</?p>", " ", "".join(self._iter_blocks(note)))
                 notes.append(f"<p>[^{prefix}{get_attribute(note, 'id')}]:{escape(author)} {text}</p>")
         return "".join(notes)
 
-    def _iter_blocks(self, parent: Element) -> Iterator[str]:
-        for element in parent:
+    def _iter_blocks(self, parent: Element | None) -> Iterator[str]:
+        for element in iter_children(parent):
             match get_local_name(element):
                 case "p":
                     yield self._format_paragraph(element)
@@ -164,7 +162,7 @@ class _WordDocument:
 
     def _get_mark_tags(self, properties: Element | None) -> tuple[str, ...]:
         tags = []
-        for element in properties if properties is not None else ():
+        for element in iter_children(properties):
             name, value = get_local_name(element), get_attribute(element, "val")
             if name in _MARK_TAGS and value not in _FALSE_VALUES:
                 tags.append(_MARK_TAGS[name])
@@ -299,8 +297,8 @@ def _get_child_value(element: Element | None, name: str, default: str = "") -> s
 class _Styles:
     """Paragraph styles, some of which make headings or number their paragraphs."""
 
-    def __init__(self, root: Element | None) -> None:
-        self._styles = {get_attribute(node, "styleId"): node for node in (root if root is not None else ())}
+    def __init__(self, root: Element) -> None:
+        self._styles = {get_attribute(node, "styleId"): node for node in root}
 
     def iter_chain(self, style: str) -> Iterator[Element]:
         """Yield a style, then the styles that it is based on."""
@@ -333,7 +331,7 @@ class _Styles:
 class _ListNumbers:
     """Computes the numbers that Word shows for headings and list items, in the document's order."""
 
-    def __init__(self, root: Element | None, styles: _Styles) -> None:
+    def __init__(self, root: Element, styles: _Styles) -> None:
         self._styles = styles
         self._lists: dict[str, tuple[str, dict[int, Element], dict[int, int]]] = {}
         """The definition, the levels and their start numbers, by list id."""
@@ -341,12 +339,12 @@ class _ListNumbers:
         """The last number at each level, by list definition."""
         self._restarted_lists: set[str] = set()
         levels_by_definition: dict[str, dict[int, Element]] = {}
-        for node in root if root is not None else ():
+        for node in root:
             if get_local_name(node) == "abstractNum":
                 levels_by_definition[get_attribute(node, "abstractNumId")] = {
                     get_int(level, "ilvl", 0): level for level in node if get_local_name(level) == "lvl"
                 }
-        for node in root if root is not None else ():
+        for node in root:
             if get_local_name(node) == "num":
                 definition_id = _get_child_value(node, "abstractNumId")
                 levels_of_list, start_numbers = dict(levels_by_definition.get(definition_id, {})), dict[int, int]()

@@ -43,8 +43,8 @@ class XMLArchive:
             raise ConversionError(f"{member} in {self.name} has more than a gigabyte", "Split the document.")
         return self._archive.read(member)
 
-    def read_xml(self, member: str) -> Element | None:
-        """Return a member's root element; None if the member does not exist, or is not XML.
+    def read_xml(self, member: str) -> Element:
+        """Return a member's root element; an empty element if the member does not exist, or is not XML.
 
         Raises:
             ConversionError: the member declares entities, which such files never do.
@@ -53,9 +53,9 @@ class XMLArchive:
         if b"<!ENTITY" in data:
             raise ConversionError(f"{member} in {self.name} declares XML entities", "Save the document again.")
         try:
-            return ElementTree.fromstring(data) if data else None  # noqa: S314  no entities, and a bounded process
+            return ElementTree.fromstring(data)  # noqa: S314  no entities, and a bounded process
         except ElementTree.ParseError:
-            return None
+            return Element("")
 
     def read_required_xml(self, member: str) -> Element:
         """Return a member's root element.
@@ -64,16 +64,15 @@ class XMLArchive:
             ConversionError: the member does not exist, or is not XML.
         """
         root = self.read_xml(member)
-        if root is None:
+        if not root.tag:
             raise ConversionError(f"{self.name} is damaged: it has no readable {member}", "Save it again.")
         return root
 
     def read_relations(self, member: str) -> dict[str, tuple[str, str]]:
         """Return the relations of an Office member, by id: the type, and the member or address that it refers to."""
         folder, _, file_name = member.rpartition("/")
-        root = self.read_xml(f"{folder}/_rels/{file_name}.rels")
         relations: dict[str, tuple[str, str]] = {}
-        for node in root if root is not None else ():
+        for node in self.read_xml(f"{folder}/_rels/{file_name}.rels"):
             target = node.get("Target", "")
             if node.get("TargetMode") != "External":
                 target = self.resolve_path(member, target)
@@ -103,10 +102,13 @@ def get_attribute(element: Element | None, name: str, default: str = "") -> str:
 def find_child(element: Element | None, *path: str) -> Element | None:
     """Return the first element at a path of names without namespaces."""
     for name in path:
-        element = (
-            next((node for node in element if get_local_name(node) == name), None) if element is not None else None
-        )
+        element = next((node for node in iter_children(element) if get_local_name(node) == name), None)
     return element
+
+
+def iter_children(element: Element | None) -> Iterator[Element]:
+    """Yield the children of an element; none if there is no element."""
+    return iter(() if element is None else element)
 
 
 def iter_descendants(element: Element, *names: str) -> Iterator[Element]:

@@ -6,10 +6,10 @@ import glob
 import os
 import re
 import sqlite3
-import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -242,7 +242,7 @@ class TableInputs(CorpusInputs):
         if (column := self.columns.id) is None:
             return
         for table, name in zip(self.tables, self._names, strict=True):
-            InputColumns.require([column], table.list_columns(), name)
+            self.columns.resolve(table.list_columns(), name)
             for row_number, row in enumerate(table.iter_rows([column])):
                 yield choose_name("" if isinstance(row, str) else row.get(column), f"{name}#{row_number}")
 
@@ -342,21 +342,15 @@ def require_unique_ids(inputs: CorpusInputs) -> None:
     Raises:
         DocumentError: two rows have the same id.
     """
-    with tempfile.NamedTemporaryFile(prefix="memagent-ids-") as file:
-        connection = sqlite3.connect(file.name)
-        try:
-            connection.execute("PRAGMA journal_mode = OFF")
-            connection.execute("PRAGMA synchronous = OFF")
-            connection.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, row INTEGER) WITHOUT ROWID")
-            for row_number, document_id in enumerate(inputs.ids()):
-                name = document_id.encode("utf-8", "replace").decode()
-                try:
-                    connection.execute("INSERT INTO ids VALUES (?, ?)", (name, row_number))
-                except sqlite3.IntegrityError:
-                    (first_row,) = connection.execute("SELECT row FROM ids WHERE id = ?", (name,)).fetchone()
-                    raise DocumentError(
-                        f"rows {first_row} and {row_number} of {inputs.description} have the same id {name[:100]!r}",
-                        hint="Ids must be unique. Choose another column with --id-column, or omit the option.",
-                    ) from None
-        finally:
-            connection.close()
+    with closing(sqlite3.connect("")) as connection:  # a temporary file that SQLite removes
+        connection.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, row INTEGER) WITHOUT ROWID")
+        for row_number, document_id in enumerate(inputs.ids()):
+            name = document_id.encode("utf-8", "replace").decode()
+            try:
+                connection.execute("INSERT INTO ids VALUES (?, ?)", (name, row_number))
+            except sqlite3.IntegrityError:
+                (first_row,) = connection.execute("SELECT row FROM ids WHERE id = ?", (name,)).fetchone()
+                raise DocumentError(
+                    f"rows {first_row} and {row_number} of {inputs.description} have the same id {name[:100]!r}",
+                    hint="Ids must be unique. Choose another column with --id-column, or omit the option.",
+                ) from None

@@ -11,11 +11,12 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from memagent_corpus.corpus_reader import DocumentTask
 from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
+from memagent_corpus.source_access import CorpusDocument
 from memagent_corpus.table_folder import TablePart
 from memagent_graph.errors import CorpusError
 from memagent_graph.storage.database import UnknownSchemaError, open_database
@@ -31,20 +32,6 @@ _SCHEMA: Final = (
     "INTEGER NOT NULL, sha256 TEXT NOT NULL, stale INTEGER NOT NULL DEFAULT 0)",
 )
 _ROWS_PER_FETCH: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class OpenQuestions:
-    """The questions about a document that still have to be answered."""
-
-    questions: tuple[str, ...]
-    """Questions without a row, or with a failed row that is to be retried. All of them if the source changed."""
-    is_begun: bool
-    """Whether an earlier process began to read the document, so that checkpoints may exist."""
-    is_changed: bool
-    """Whether the document may have changed since it was read, according to its source."""
-    answered_ids: frozenset[str] = frozenset()
-    """The ids of the document's rows that have an answer. They stay valid if the text has not changed."""
 
 
 class CorpusLedger:
@@ -65,22 +52,21 @@ class CorpusLedger:
 
     # Documents
 
-    def find_open_questions(
-        self, document: str, version: str, questions: Sequence[str], *, retry_failed: bool = False
-    ) -> OpenQuestions:
-        """Return which of these questions about a document still have to be answered.
+    def find_task(
+        self, document: CorpusDocument, questions: Sequence[str], *, retry_failed: bool = False
+    ) -> DocumentTask:
+        """Return which of these questions about a document still have to be answered: all if the source has changed.
 
         Args:
-            document: the document's name.
-            version: the document's current version.
+            document: the document, with its current version.
             questions: all questions about the document.
             retry_failed: treat questions whose row has an error as unanswered.
         """
-        name = _to_storable(document)
+        name, version = _to_storable(document.name), document.version
         with self._locked_connection() as connection:
             record = connection.execute("SELECT version, begun FROM documents WHERE name = ?", (name,)).fetchone()
             if record is None:
-                return OpenQuestions(tuple(questions), is_begun=False, is_changed=False)
+                return DocumentTask(document, tuple(questions), is_begun=False)
             rows = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
         is_changed = bool(rows) and bool(record["version"]) and bool(version) and record["version"] != version
         answered_digests = (
@@ -91,10 +77,8 @@ class CorpusLedger:
             # The rows come from an adopted part. With the version, later changes of the document can be detected.
             with self._transaction() as connection:
                 connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
-        answered_ids = {row["id"] for row in rows if not row["failed"]} if open_questions else set()
-        return OpenQuestions(
-            open_questions, is_begun=bool(record["begun"]), is_changed=is_changed, answered_ids=frozenset(answered_ids)
-        )
+        answered_ids = frozenset(row["id"] for row in rows if not row["failed"])
+        return DocumentTask(document, open_questions, bool(record["begun"]) or is_changed, answered_ids, is_changed)
 
     def mark_begun(self, document: str) -> None:
         """Record that a document is being read."""
@@ -164,10 +148,13 @@ class CorpusLedger:
 
     # Parts
 
-    def list_parts(self) -> list[TablePart]:
-        """Return the parts of the table, in the order of their numbers."""
+    def list_parts(self, *, only_stale: bool = False) -> list[TablePart]:
+        """Return the parts of the table by number; with `only_stale`, only those with rows that newer ones replaced."""
         with self._locked_connection() as connection:
-            return [_make_part(row) for row in connection.execute("SELECT * FROM parts ORDER BY number")]
+            rows = connection.execute(
+                "SELECT number, rows, failed, bytes, sha256 FROM parts WHERE stale >= ? ORDER BY number", (only_stale,)
+            )
+            return [TablePart(*row) for row in rows]
 
     def mark_written(self, part: TablePart, last_number: int) -> None:
         """Record that all waiting rows up to the number `last_number` are in a part, and delete their content.
@@ -180,11 +167,6 @@ class CorpusLedger:
                 (part.number, last_number),
             ).rowcount
             _add_part(connection, part, stale=row_count < part.rows)
-
-    def list_stale_parts(self) -> list[TablePart]:
-        """Return the parts with rows that newer rows have replaced."""
-        with self._locked_connection() as connection:
-            return [_make_part(row) for row in connection.execute("SELECT * FROM parts WHERE stale ORDER BY number")]
 
     def list_ids(self, part: TablePart) -> set[str]:
         """Return the ids of the rows in a part, without those that newer rows have replaced."""
@@ -275,10 +257,6 @@ def _add_part(connection: sqlite3.Connection, part: TablePart, *, stale: bool = 
         "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)",
         (part.number, part.rows, part.failed, part.bytes, part.sha256, stale),
     )
-
-
-def _make_part(row: sqlite3.Row) -> TablePart:
-    return TablePart(row["number"], row["rows"], row["failed"], row["bytes"], row["sha256"])
 
 
 def _hash_question(question: str) -> str:

@@ -10,8 +10,8 @@ import asyncio
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +42,6 @@ from memagent_graph.errors import (
 from memagent_graph.plain_text import remove_folders
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_question
-from memagent_graph.reading.state import ReaderContext
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
@@ -51,6 +50,27 @@ _LOCK_WAIT_SECONDS: Final = 60.0
 """The time to wait for a run that another process is reading. The lock of a lost machine ends within seconds."""
 _LOCK_RETRY_SECONDS: Final = 0.5
 _TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTask:
+    """A document and the questions that still have to be answered. It can be pickled."""
+
+    document: CorpusDocument
+    questions: tuple[str, ...]
+    """Questions without a row, or with a failed row that is to be retried. All of them if the source changed."""
+    is_begun: bool = True
+    """Whether an earlier process began to read the document, so that checkpoints may exist."""
+    answered_ids: frozenset[str] = frozenset()
+    """The ids of the document's rows that have an answer. They stay valid if the text has not changed."""
+    is_changed: bool = False
+    """Whether the document may have changed since it was read, according to its source."""
+
+    async def read(self, reader: CorpusReader) -> list[CorpusRow]:
+        """Read the document and return its rows (`CorpusReader.read_one`)."""
+        return await reader.read_one(
+            self.document, self.questions, may_resume=self.is_begun, answered_ids=self.answered_ids
+        )
 
 
 class CorpusReader:
@@ -101,10 +121,24 @@ class CorpusReader:
             MemAgentError: the policy cannot be reached, the settings or the schema do not fit its context window, or a
                 question is too long.
         """
-        graph = await self.agent.agraph(response_format=self.response_format)
+        context = (await self.agent.agraph(response_format=self.response_format)).reader_context
         for question in self.questions:
-            check_question(question, graph.reader_context)
-        return collect_settings(graph.reader_context)
+            check_question(question, context)
+        sampling, schema = context.sampling, context.response_format
+        return {  # the server's address and load limits do not affect a row
+            "model": context.policy.name,
+            "strategy": context.strategy.name,
+            "strategy_options": context.strategy.fingerprint,
+            "tokenizer": context.tokenizer.fingerprint,
+            "prompts": context.prompts.fingerprint,
+            "boundary": context.boundary,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            **asdict(context.budget),
+            **{f"on_{name}": getattr(value, "value", value) for name, value in asdict(context.rules).items()},
+            **({"response_format": {"schema": schema.schema, "digest": schema.fingerprint}} if schema else {}),
+        }
 
     def expand_questions(self, document: CorpusDocument) -> tuple[str, ...]:
         """Return a document's own questions, then those about every document, without duplicates."""
@@ -175,8 +209,10 @@ class CorpusReader:
         await self.agent.aclose()
 
     async def _compute_fingerprint(self) -> str:
+        """Return the settings as a string that is the same on every machine."""
         if self._settings_fingerprint is None:
-            self._settings_fingerprint = fingerprint_settings(await self.collect_settings())
+            settings = await self.collect_settings()
+            self._settings_fingerprint = msgspec.json.encode(settings, order="deterministic").decode()
         return self._settings_fingerprint
 
     async def _hold_text(self, document: CorpusDocument) -> DocumentRef:
@@ -265,31 +301,6 @@ class CorpusReader:
             error_kind=type(error).__name__,
             metadata=document.metadata,
         )
-
-
-def collect_settings(context: ReaderContext) -> dict[str, Any]:
-    """Return the settings that affect a row, JSON-serializable. The server's address and load limits do not."""
-    sampling, rules = context.sampling, context.rules
-    schema = context.response_format
-    return {
-        "model": context.policy.name,
-        "strategy": context.strategy.name,
-        "strategy_options": context.strategy.fingerprint,
-        "tokenizer": context.tokenizer.fingerprint,
-        "prompts": context.prompts.fingerprint,
-        "boundary": context.boundary,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed,
-        **asdict(context.budget),
-        **{f"on_{name}": getattr(value, "value", value) for name, value in asdict(rules).items()},
-        **({"response_format": {"schema": schema.schema, "digest": schema.fingerprint}} if schema else {}),
-    }
-
-
-def fingerprint_settings(settings: Mapping[str, Any]) -> str:
-    """Serialize settings to a string that is the same on every machine."""
-    return msgspec.json.encode(dict(settings), order="deterministic").decode()
 
 
 def _raise_if_fatal(error: Exception) -> None:

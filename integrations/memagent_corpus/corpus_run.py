@@ -12,14 +12,14 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from memagent_corpus.corpus_inputs import CorpusInputs, require_unique_ids
-from memagent_corpus.corpus_reader import POLICY_ERRORS, CorpusReader
+from memagent_corpus.corpus_reader import POLICY_ERRORS, CorpusReader, DocumentTask
 from memagent_corpus.corpus_rows import CorpusRow
 from memagent_corpus.source_access import CorpusDocument, CorpusSize
 from memagent_corpus.table_folder import TableFolder
@@ -102,25 +102,6 @@ class CorpusWatcher(Protocol):
         """Receive a finished document and its rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentTask:
-    """A document and the questions that still have to be answered. It can be pickled."""
-
-    document: CorpusDocument
-    questions: tuple[str, ...]
-    """Questions without an answer."""
-    is_begun: bool = True
-    """Whether an earlier process began to read the document, so that checkpoints may exist."""
-    answered_ids: frozenset[str] = frozenset()
-    """The ids of the document's rows that have an answer."""
-
-    async def read(self, reader: CorpusReader) -> list[CorpusRow]:
-        """Read the document and return its rows (`CorpusReader.read_one`)."""
-        return await reader.read_one(
-            self.document, self.questions, may_resume=self.is_begun, answered_ids=self.answered_ids
-        )
-
-
 NextTask: TypeAlias = Callable[[], Awaitable[DocumentTask | None]]
 """Returns the next document to read; None if there are no more. Several tasks may call it at the same time."""
 StoreRows: TypeAlias = Callable[[DocumentTask, Sequence[CorpusRow]], Awaitable[bool]]
@@ -161,11 +142,15 @@ def lock_table(table: TableFolder) -> Iterator[Path]:
     """Lock a table against other processes on this machine, and yield its work folder.
 
     Raises:
-        CorpusError: another process has the lock, the folder cannot be written, or something in it is a link.
+        CorpusError: another process has the lock, the table is a file or cannot be written, or its work folder or
+            something in it is a link.
     """
     work_folder = table.work_folder
-    if links := [path for pattern in ("*", "*/*") for path in work_folder.glob(pattern) if path.is_symlink()]:
-        raise CorpusError(f"{links[0]} is a link to another place", hint="Remove it, or choose a new folder.")
+    if work_folder.parent.is_file():
+        raise CorpusError(f"a table must be a folder, got the file {table.location}", hint="Set --out to a folder.")
+    for path in (work_folder, *work_folder.glob("*"), *work_folder.glob("*/*")):
+        if path.is_symlink():  # it could lead writes to another place
+            raise CorpusError(f"{path} is a link to another place", hint="Remove it, or choose a new folder.")
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lease(work_folder / "lock", "the table"))
@@ -212,8 +197,10 @@ async def run_corpus(
     """
     settings = await reader.collect_settings()
     await asyncio.to_thread(require_unique_ids, inputs)
-    writer = await asyncio.to_thread(TableWriter, table, settings, inputs.description, rows_per_part=rows_per_part)
-    try:
+    writer = await asyncio.to_thread(
+        TableWriter, table, settings, inputs.description, reader.columns, rows_per_part=rows_per_part
+    )
+    with contextlib.closing(writer.ledger):
         # Other machines may use checkpoints that are outside the work folder, such as on a server.
         has_shared_checkpoints = not await reader.keeps_checkpoints_below(table.work_folder)
         delete_checkpoints = (
@@ -225,8 +212,6 @@ async def run_corpus(
         run = _CorpusRun(inputs, reader, writer, has_shared_checkpoints, retry_failed, limits, watcher, max_failures)
         local_engine = partial(read_concurrently, documents_in_flight, lambda task: task.read(reader))
         return await run.run(engine or local_engine)
-    finally:
-        writer.close()
 
 
 def _delete_checkpoints(reader: CorpusReader, loop: asyncio.AbstractEventLoop, ids: Iterable[str]) -> None:
@@ -382,12 +367,11 @@ class _CorpusRun:
                 self._is_exhausted = True
                 break
             questions = self._reader.expand_questions(document)
-            status = ledger.find_open_questions(document.name, document.version, questions, retry_failed=retry_failed)
-            self._summary.changed += status.is_changed and not self._is_last_pass
-            if status.questions:
+            task = ledger.find_task(document, questions, retry_failed=retry_failed)
+            self._summary.changed += task.is_changed and not self._is_last_pass
+            if task.questions:
                 # With shared checkpoints, another machine may have begun the document.
-                is_begun = status.is_begun or status.is_changed or self._has_shared_checkpoints
-                self._queue.append(DocumentTask(document, status.questions, is_begun, status.answered_ids))
+                self._queue.append(replace(task, is_begun=task.is_begun or self._has_shared_checkpoints))
                 queued_bytes += len(document.text or "")
             else:
                 skipped_count += 1

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -165,21 +166,20 @@ def _add_up_estimates(inputs: CorpusInputs, reader: CorpusReader, context: Reade
             break
     tokens_per_byte = sample["tokens"] / sample["bytes"] if sample["bytes"] else _DEFAULT_TOKENS_PER_BYTE
     mean_tokens = sample["tokens"] / sample["counted"] if sample["counted"] else 0.0
-    budget, prompts, count_tokens = context.budget, context.prompts, context.tokenizer.count
+    budget, prompts, count_tokens = context.budget, context.prompts, lru_cache(maxsize=1024)(context.tokenizer.count)
     update_tokens = count_tokens(prompts.update.literal) + budget.memory_tokens
     answer_tokens = count_tokens(prompts.answer.literal) + budget.memory_tokens
     if context.response_format:  # update prompts contain an outline of the schema, the answer prompt the schema itself
         update_tokens += count_tokens(context.outline)
         if not context.trained_prompts_only:
             answer_tokens += count_tokens(prompts.neutralise(context.schema))
-    tokens_by_question = {question: count_tokens(question) for question in reader.questions}
     totals: Counter[str] = Counter()
     for document in inputs.documents():
         document_tokens = mean_tokens if document.size is None else document.size * tokens_per_byte
         chunk_count = max(1, math.ceil(document_tokens / budget.chunk_tokens))
         totals.update(documents=1, document_tokens=round(document_tokens))
         for question in reader.expand_questions(document):
-            question_tokens = tokens_by_question.get(question) or count_tokens(question)
+            question_tokens = count_tokens(question)
             totals.update(
                 questions=1,
                 chunks=chunk_count,
@@ -286,9 +286,7 @@ class CorpusSession:
             checkpoints = options.checkpoints or str(work_folder / CHECKPOINTS_FILE)
             engine = None
             if options.ray is not None:
-                engine = stack.enter_context(
-                    self._connect_to_cluster(options.ray, self._make_actor_plan(checkpoints), documents_in_flight)
-                )
+                engine = stack.enter_context(self._connect_to_cluster(options.ray, checkpoints, documents_in_flight))
             progress = CorpusProgress(
                 stack.enter_context(ProgressDisplay("documents", quiet=options.quiet or options.as_json))
             )
@@ -321,36 +319,32 @@ class CorpusSession:
             finally:
                 await reader.aclose()
 
-    def _make_actor_plan(self, checkpoints: str) -> ActorPlan:
-        """Return the settings for the actors of a cluster."""
+    @contextmanager
+    def _connect_to_cluster(self, address: str, checkpoints: str, documents_in_flight: int) -> Iterator[RayEngine]:
+        """Connect to a cluster and yield its engine. At the end, merge the actors' logs into the log.
+
+        Logs that a killed run left behind are merged, too.
+        """
         options = self._options
-        return ActorPlan(
+        log_folder = options.log.absolute().with_name(f"{options.log.name}-actors") if options.log else None
+        plan = ActorPlan(
             settings=self._settings.replace(api_key=options.api_key or os.environ.get("OPENAI_API_KEY")),
             questions=tuple(self._questions),
             access=self._inputs.access.absolute,
             response_format=self._response_format,
             checkpoints=checkpoints if is_postgres_url(checkpoints) else str(Path(checkpoints).absolute()),
             texts=str(Path(options.store).absolute()) if options.store else None,
-            logs=str(_get_actor_log_folder(options.log)) if options.log else None,
+            logs=str(log_folder) if log_folder else None,
         )
-
-    @contextmanager
-    def _connect_to_cluster(self, address: str, plan: ActorPlan, documents_in_flight: int) -> Iterator[RayEngine]:
-        """Connect to a cluster and yield its engine. At the end, merge the actors' logs into the log.
-
-        Logs that a killed run left behind are merged, too.
-        """
-        actors, log = self._options.ray_actors, self._options.log
         try:
             with connect(address) as ray:
                 machine_count = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
-                yield RayEngine(plan, actors or machine_count, documents_in_flight)
+                yield RayEngine(plan, options.ray_actors or machine_count, documents_in_flight)
         finally:
-            if log:
-                folder = _get_actor_log_folder(log)
-                if sources := sorted(folder.glob("*.sqlite")):
-                    merge_logs(RunLog(log), sources)
-                shutil.rmtree(folder, ignore_errors=True)
+            if options.log and log_folder:
+                if sources := sorted(log_folder.glob("*.sqlite")):
+                    merge_logs(RunLog(options.log), sources)
+                shutil.rmtree(log_folder, ignore_errors=True)
 
     async def _estimate_corpus(self) -> CorpusEstimate:
         with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
@@ -411,8 +405,3 @@ class CorpusSession:
             option = f"--{summary.ended.value.replace('_', '-')}"
             lines.append(f"stopped by {option}; to continue, run the same command without this option")
         typer.echo("\n".join(lines), err=True)
-
-
-def _get_actor_log_folder(log: Path) -> Path:
-    """Return the folder in which each actor of a cluster writes its own log file."""
-    return log.absolute().with_name(log.name + "-actors")

@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_corpus import CorpusReader
+from memagent_corpus.corpus_reader import DocumentTask
 from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
-from memagent_corpus.corpus_run import DocumentTask, NextTask, StoreRows, read_concurrently
+from memagent_corpus.corpus_run import NextTask, StoreRows, read_concurrently
 from memagent_corpus.source_access import SourceAccess, get_scheme
 from memagent_graph.errors import CheckpointError, CorpusError, MemAgentError, RunHeldError, load_extra
 from memagent_graph.reader import MemAgent
@@ -83,12 +84,10 @@ class ActorPlan:
 
     def list_shared_folders(self) -> list[Path]:
         """Return the folders that all machines must share with the driver."""
-        checkpoint_folders = (
-            [] if self.checkpoints is None or is_postgres_url(self.checkpoints) else [Path(self.checkpoints).parent]
-        )
-        return list(
-            dict.fromkeys([*checkpoint_folders, *(Path(folder) for folder in (self.texts, self.logs) if folder)])
-        )
+        folders = [Path(folder) for folder in (self.texts, self.logs) if folder]
+        if self.checkpoints and not is_postgres_url(self.checkpoints):
+            folders.insert(0, Path(self.checkpoints).parent)
+        return list(dict.fromkeys(folders))
 
     def write_markers(self) -> None:
         """Write a marker file to each shared folder, so that other machines can recognise the folder.
@@ -145,14 +144,11 @@ class ActorPlan:
         """
         pickler = import_ray("ray.cloudpickle")
         model = self.response_format.model if self.response_format else None
-        module = sys.modules.get(model.__module__) if model is not None else None
-        if module is None:
+        with ExitStack() as stack:
+            if model is not None and (module := sys.modules.get(model.__module__)):
+                pickler.register_pickle_by_value(module)
+                stack.callback(pickler.unregister_pickle_by_value, module)
             return bytes(pickler.dumps(self))
-        pickler.register_pickle_by_value(module)
-        try:
-            return bytes(pickler.dumps(self))
-        finally:
-            pickler.unregister_pickle_by_value(module)
 
 
 class DocumentActor:
@@ -220,7 +216,7 @@ def _create_temporary_folder(stack: ExitStack) -> Path:
     user = os.getuid() if hasattr(os, "getuid") else 0
     parent = Path(tempfile.gettempdir()) / f"memagent-ray-{user}"
     parent.mkdir(mode=0o700, exist_ok=True)
-    if parent.is_symlink() or (hasattr(os, "getuid") and parent.stat().st_uid != user):
+    if parent.is_symlink() or parent.stat().st_uid != user:
         raise CorpusError(f"the folder {parent} belongs to another user", hint="Set TMPDIR to a folder of your own.")
     for old_folder in parent.iterdir():
         if old_folder.suffix == ".folder":
@@ -256,11 +252,10 @@ def connect(address: str, **options: Any) -> Iterator[Any]:
         yield ray
         return
     require_reachable(address)
-    ray_options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
-        ray_options["include_dashboard"] = False
+        options = {"include_dashboard": False, **options}
     try:
-        ray.init(address, **{**ray_options, **options})
+        ray.init(address, **{"log_to_driver": False, "logging_level": logging.ERROR, **options})
     except Exception as error:  # Ray and gRPC have their own exceptions
         raise make_unreachable_error(address, str(error)) from error
     try:

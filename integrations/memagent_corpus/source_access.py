@@ -17,18 +17,16 @@ import io
 import ipaddress
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import IO, Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
+from memagent_graph.documents import Document
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError, MissingExtraError, RefusedSourceError, load_extra
-
-if TYPE_CHECKING:
-    from memagent_graph.documents import Document
 
 WEB_SCHEMES: Final = frozenset({"http", "https"})
 STORE_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "memory"})
@@ -125,12 +123,10 @@ class SourceAccess:
                 f"opening {display_url(location)} needs the package {package}, which is not installed",
                 hint=f"Install it with: pip install {package}",
             )
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"use_listings_cache": False}
         if scheme in WEB_SCHEMES:
             require_public(location, allow_private=self.allow_private)
             options = {"get_client": partial(_make_http_client, self.allow_private)}
-        elif scheme != "memory":
-            options = {"use_listings_cache": False}
         with convert_store_errors(location):
             filesystem, path = fsspec.url_to_fs(location, **options)
         return filesystem, str(path)
@@ -179,8 +175,6 @@ class SourceAccess:
         Raises:
             DocumentError: the document cannot be opened, is too large, or opening it is not allowed.
         """
-        from memagent_graph.documents import Document  # noqa: PLC0415  not needed for listing
-
         name = document.name.rpartition("/")[2] or document.name
         if document.error is not None:
             raise RefusedSourceError(document.error)
@@ -216,10 +210,8 @@ def require_public(url: str, *, allow_private: bool = False) -> None:
         return
     if host == "localhost" or host.endswith(".localhost"):
         raise _make_private_address_error(host)
-    try:
-        require_public_address(str(ipaddress.ip_address(host.strip("[]"))))
-    except ValueError:
-        return
+    with suppress(ValueError):  # it is a host name
+        require_public_address(host)
 
 
 def require_public_address(address: str) -> None:
@@ -281,10 +273,6 @@ def convert_store_errors(location: str) -> Iterator[None]:
         raise DocumentError(f"{display_url(location)} cannot be read ({type(error).__name__})", hint=hint) from error
 
 
-class _NotPublicError(OSError):
-    """A refused address, as the `OSError` that HTTP clients expect from a failed connection."""
-
-
 class _SizeLimitedFile(io.RawIOBase):
     """Reads a file, and raises `RefusedSourceError` if the file is larger than `max_bytes`."""
 
@@ -311,8 +299,8 @@ async def _make_http_client(allow_private: bool, loop: Any = None, **options: An
         family, socket_type, protocol, _, endpoint = address
         try:
             require_public_address(endpoint[0])
-        except RefusedSourceError as refusal:
-            raise _NotPublicError(str(refusal)) from refusal
+        except RefusedSourceError as refusal:  # the client expects an `OSError` from a failed connection
+            raise OSError(str(refusal)) from refusal
         return socket.socket(family=family, type=socket_type, proto=protocol)
 
     connector = None if allow_private else aiohttp.TCPConnector(socket_factory=open_socket)

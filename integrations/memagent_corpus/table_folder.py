@@ -32,20 +32,22 @@ import msgspec
 
 from memagent_corpus.corpus_rows import CorpusRow, make_arrow_schema
 from memagent_corpus.source_access import SourceAccess, convert_store_errors, display_url, get_scheme
-from memagent_corpus.typed_columns import TypedColumn, make_typed_columns
+from memagent_corpus.typed_columns import TypedColumn
 from memagent_graph.errors import CorpusError, DocumentError
-from memagent_graph.response_format import ResponseFormat
 from memagent_graph.settings import iter_differences
 from memagent_graph.storage.parquet_rows import iter_rows, load_pyarrow, open_parquet
-from memagent_graph.storage.private_files import create_private_folder, get_data_folder, open_atomically
+from memagent_graph.storage.private_files import (
+    UNFINISHED_PREFIX,
+    create_private_folder,
+    get_data_folder,
+    open_atomically,
+)
 
 MANIFEST: Final = "_manifest.json"
 WORK_FOLDER: Final = "_work"
 _TABLE_FORMAT: Final = "memagent-corpus"
 _VERSION: Final = 1
 _PART_NAME: Final = re.compile(r"part-\d{6,}\.parquet")
-_UNFINISHED_PREFIXES: Final = (".part-", f".{MANIFEST}-")
-"""Beginnings of the names of files that a killed process left unfinished."""
 _BATCH_ROWS: Final = 1024
 _RESPONSE_FORMAT: Final = "response_format"
 _MAX_DIFFERENCES: Final = 12
@@ -95,37 +97,17 @@ class TableFolder:
     access: SourceAccess = field(default_factory=SourceAccess)
 
     def __post_init__(self) -> None:
+        self.display_name = display_url(self.location)
+        """The location for messages."""
         self._writer = secrets.token_hex(8)
-        self._manifest: TableManifest | None = None
         self._folder = None if get_scheme(self.location) else Path(self.location).absolute()
         """The folder, if it is on a disk."""
         self._filesystem, path = self.access.open_filesystem(self.location)
         self._path = path.rstrip("/")
-
-    @property
-    def display_name(self) -> str:
-        """The location for messages."""
-        return display_url(self.location)
-
-    @property
-    def work_folder(self) -> Path:
-        """The work folder on this machine, with the files that resuming needs.
-
-        Raises:
-            CorpusError: the table is a file, or the work folder is a link, which could lead writes to another folder.
-        """
-        if self._folder is not None:
-            work_folder = Path(self.location) / WORK_FOLDER
-            if self._folder.is_file():
-                raise CorpusError(
-                    f"a table must be a folder, got the file {self.location}", hint="Set --out to a folder."
-                )
-            if work_folder.is_symlink():
-                raise CorpusError(
-                    f"{work_folder} is a link to another folder", hint="Remove it, or choose a new folder."
-                )
-            return work_folder
-        return get_data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
+        self.work_folder = Path(self.location) / WORK_FOLDER
+        """The work folder on this machine, with the files that resuming needs."""
+        if self._folder is None:
+            self.work_folder = get_data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
 
     # Reading
 
@@ -172,10 +154,10 @@ class TableFolder:
 
     def read_part_rows(self, part: TablePart, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows of one part."""
-        content = self._read_file(part.name)
-        if content is None or hashlib.sha256(content).hexdigest() != part.sha256:
+        content = self._read_part(part)
+        if content is None:
             raise CorpusError(
-                f"the part {part.name} of {self.display_name} {'is missing' if content is None else 'is damaged'}",
+                f"the part {part.name} of {self.display_name} is missing or damaged",
                 hint="Restore it from a copy, or run the same command with --retry-failed.",
             )
         arrow = load_pyarrow("corpus", "reading and writing tables")
@@ -199,17 +181,10 @@ class TableFolder:
         sizes = self._list_sizes()
 
         def is_intact(part: TablePart) -> bool:
-            if sizes.get(part.name) != part.bytes:
-                return False
-            if self._folder is None:
-                return True
-            if not (self._folder / part.name).is_file():
-                return False
-            with (self._folder / part.name).open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
+            has_size = sizes.get(part.name) == part.bytes
+            return has_size and (self._folder is None or self._read_part(part) is not None)
 
-        with self._convert_errors("read"):
-            return [part for part in parts if not is_intact(part)]
+        return [part for part in parts if not is_intact(part)]
 
     # Writing
 
@@ -228,7 +203,7 @@ class TableFolder:
         manifest = self.manifest()
         if manifest is None:
             if other_files := [
-                name for name in self._list_sizes() if name != WORK_FOLDER and not name.startswith(_UNFINISHED_PREFIXES)
+                name for name in self._list_sizes() if name != WORK_FOLDER and not name.startswith(UNFINISHED_PREFIX)
             ]:
                 raise CorpusError(
                     f"{self.display_name} is not empty and has no table: {', '.join(sorted(other_files)[:3])}",
@@ -240,24 +215,19 @@ class TableFolder:
                 f"the table in {self.display_name} has other settings: {'; '.join(differences)}",
                 hint="Use the same settings to add to it, or use another folder with --out.",
             )
-        return self._write_manifest(replace(manifest, input=description, writer=self._writer))
+        manifest = replace(manifest, input=description, writer=self._writer)
+        self._write_manifest(manifest)
+        return manifest
 
-    @property
-    def typed_columns(self) -> tuple[TypedColumn, ...]:
-        """The typed columns of the table that is being written; none if the answers have no schema."""
-        response_format = self._current_manifest.settings.get(_RESPONSE_FORMAT)
-        if not response_format:
-            return ()
-        return make_typed_columns(
-            ResponseFormat("answer", json.dumps(response_format["schema"])), CorpusRow.__struct_fields__
-        )
-
-    def write_part(self, part_number: int, rows: Iterable[Mapping[str, Any]]) -> TablePart | None:
+    def write_part(
+        self, part_number: int, rows: Iterable[Mapping[str, Any]], columns: Sequence[TypedColumn] = ()
+    ) -> TablePart | None:
         """Write a part, one row group at a time. It belongs to the table once it is published.
 
         Args:
             part_number: the number of the part.
             rows: values by column (`corpus_rows.list_column_values`).
+            columns: the typed columns, if the answers have a schema.
 
         Returns:
             The part; None, and no file, if there are no rows.
@@ -267,7 +237,7 @@ class TableFolder:
         """
         self._require_writer()
         arrow = load_pyarrow("corpus", "reading and writing tables")
-        schema = make_arrow_schema(self.typed_columns, {"memagent.format": f"{_TABLE_FORMAT} {_VERSION}"})
+        schema = make_arrow_schema(columns, {"memagent.format": f"{_TABLE_FORMAT} {_VERSION}"})
         row_iterator, row_count, failed_count = iter(rows), 0, 0
         batch = list(itertools.islice(row_iterator, _BATCH_ROWS))
         if not batch:
@@ -291,32 +261,24 @@ class TableFolder:
         Raises:
             CorpusError: the manifest cannot be written, or another run has taken over.
         """
-        self._require_writer()
-        self._write_manifest(replace(self._current_manifest, parts=tuple(sorted(parts, key=lambda part: part.number))))
+        manifest = self._require_writer()
+        self._write_manifest(replace(manifest, parts=tuple(sorted(parts, key=lambda part: part.number))))
 
     def remove_unlisted_files(self) -> None:
         """Remove the files of parts that are not in the manifest, and those that a killed run was writing."""
-        part_names = {part.name for part in self._current_manifest.parts}
+        part_names = {part.name for part in self._require_writer().parts}
         with self._convert_errors():
             for name in self._list_sizes():
-                if name.startswith(_UNFINISHED_PREFIXES) or (_PART_NAME.fullmatch(name) and name not in part_names):
+                if name.startswith(UNFINISHED_PREFIX) or (_PART_NAME.fullmatch(name) and name not in part_names):
                     self._filesystem.rm_file(f"{self._path}/{name}")
 
-    @property
-    def _current_manifest(self) -> TableManifest:
-        if self._manifest is None:
-            raise CorpusError("the table is not open for writing", hint="Call `take_over` first.")
-        return self._manifest
-
-    def _write_manifest(self, manifest: TableManifest) -> TableManifest:
+    def _write_manifest(self, manifest: TableManifest) -> None:
         content = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         with self._convert_errors(), self._create_file(MANIFEST) as file:
             file.write(content + b"\n")
-        self._manifest = manifest
-        return manifest
 
-    def _require_writer(self) -> None:
-        """Raise if another run has taken over."""
+    def _require_writer(self) -> TableManifest:
+        """Return the manifest. Raise if another run has taken over."""
         manifest = self.manifest()
         if manifest is None or manifest.writer != self._writer:
             raise CorpusError(
@@ -324,6 +286,7 @@ class TableFolder:
                 hint="Only one run at a time can write to a table. Finished rows are kept. To continue this run, wait "
                 "until the other one ends and run the same command again.",
             )
+        return manifest
 
     # Files
 
@@ -347,6 +310,11 @@ class TableFolder:
                 return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
             except FileNotFoundError:
                 return None
+
+    def _read_part(self, part: TablePart) -> bytes | None:
+        """Return a part's content; None if it is missing or differs from what was written."""
+        content = self._read_file(part.name)
+        return content if content is not None and hashlib.sha256(content).hexdigest() == part.sha256 else None
 
     @contextmanager
     def _create_file(self, name: str) -> Iterator[IO[bytes]]:

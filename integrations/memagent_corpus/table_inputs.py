@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -22,12 +22,14 @@ from typing import Any, Final
 from memagent_corpus.source_access import CorpusDocument, SourceAccess, convert_store_errors, display_url, get_scheme
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError
+from memagent_graph.plain_text import list_names
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.parquet_rows import iter_rows, open_parquet
 
 TABLE_SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 _DEFAULT_TEXT_COLUMN, _DEFAULT_PATH_COLUMN = "text", "path"
 _MAX_LINE_BYTES: Final = 2**30
+_MAX_NAMED_COLUMNS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class InputColumns:
         Raises:
             DocumentError: a column is missing.
         """
-        columns = self
+        columns, all_names = self, list_names(names, _MAX_NAMED_COLUMNS) or "none"
         if self.text is None and self.path is None:
             columns = replace(
                 self,
@@ -63,17 +65,12 @@ class InputColumns:
             if columns.text is None and columns.path is None:
                 raise DocumentError(
                     f"{table} has neither a column {_DEFAULT_TEXT_COLUMN!r} nor {_DEFAULT_PATH_COLUMN!r}",
-                    hint=f"Choose one with --text-column or --path-column. Its columns are: {_join_names(names)}.",
+                    hint=f"Choose one with --text-column or --path-column. Its columns are: {all_names}.",
                 )
-        columns.require(columns.needed_columns, names, table)
+        for name in columns.needed_columns:
+            if name not in names:
+                raise DocumentError(f"{table} has no column {name!r}", hint=f"Its columns are: {all_names}.")
         return columns
-
-    @staticmethod
-    def require(names: Iterable[str], columns: Sequence[str], table: str) -> None:
-        """Raise a `DocumentError` if a table has no column with one of these names."""
-        for name in names:
-            if name not in columns:
-                raise DocumentError(f"{table} has no column {name!r}", hint=f"Its columns are: {_join_names(columns)}.")
 
     @property
     def needed_columns(self) -> list[str]:
@@ -222,7 +219,8 @@ def make_document(  # noqa: PLR0911  one return for each kind of error
         default_name, name = name, choose_name(row.get(columns.id), name)
         if name == default_name:
             return CorpusDocument(name=name, error=f"the column {columns.id!r} has no value")
-    metadata = {column: _to_json(row.get(column)) for column in columns.copied}
+    # Dates and other types become strings.
+    metadata = json.loads(json.dumps({column: row.get(column) for column in columns.copied}, default=str))
     try:
         questions = _parse_questions(row.get(columns.questions)) if columns.questions else ()
     except TypeError:
@@ -286,18 +284,3 @@ def _parse_questions(value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple) and all(isinstance(question, str) for question in value):
         return tuple(question for question in value if question.strip())
     raise TypeError(type(value).__name__)
-
-
-def _to_json(value: Any) -> Any:
-    """Convert a cell to a JSON-serializable value. Dates and other types become strings."""
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
-    return str(value)
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return ", ".join(map(str, names[:20])) + (", ..." if len(names) > 20 else "") or "none"

@@ -20,6 +20,7 @@ from typing import Any, Final
 from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import CorpusRow, list_column_values
 from memagent_corpus.table_folder import TableFolder, TablePart
+from memagent_corpus.typed_columns import TypedColumn
 from memagent_graph.errors import CorpusError
 
 LEDGER_FILE: Final = "ledger.sqlite"
@@ -36,6 +37,7 @@ class TableWriter:
         table: the table to write.
         settings: the settings of its rows.
         description: the description of the input.
+        columns: the typed columns of its rows, if the answers have a schema.
         rows_per_part: rows in each part. The last part has fewer.
 
     Raises:
@@ -48,10 +50,11 @@ class TableWriter:
         table: TableFolder,
         settings: Mapping[str, Any],
         description: str,
+        columns: Sequence[TypedColumn] = (),
         *,
         rows_per_part: int = 10_000,
     ) -> None:
-        self.table = table
+        self.table, self._columns = table, columns
         self._rows_per_part = max(1, rows_per_part)
         self._count_lock, self._write_lock = threading.Lock(), threading.Lock()
         self._waiting_rows = self._waiting_bytes = 0
@@ -100,8 +103,7 @@ class TableWriter:
         if delete_checkpoints and new_parts:  # a lost machine may have stopped before it deleted these
             delete_checkpoints(str(row["id"]) for row in self.table.read_part_rows(new_parts[-1], ["id"]))
         self.table.remove_unlisted_files()
-        for part in self.ledger.list_stale_parts():
-            self._rewrite_part(part)
+        self._rewrite_stale_parts()
         self._count_waiting_rows()
 
     def add_rows(self, document: str, version: str, rows: Sequence[CorpusRow]) -> None:
@@ -125,12 +127,7 @@ class TableWriter:
                 self._write_part()
                 self._count_waiting_rows()
                 self._last_write_time = time.monotonic()
-            for part in self.ledger.list_stale_parts():
-                self._rewrite_part(part)
-
-    def close(self) -> None:
-        """Close the ledger."""
-        self.ledger.close()
+            self._rewrite_stale_parts()
 
     def _count_waiting_rows(self) -> None:
         with self._count_lock:
@@ -138,7 +135,7 @@ class TableWriter:
 
     def _write_part(self) -> None:
         """Write the oldest rows of the ledger as a part."""
-        parts, columns, last_number, ids = self.ledger.list_parts(), self.table.typed_columns, -1, list[str]()
+        parts, last_number, ids = self.ledger.list_parts(), -1, list[str]()
 
         def iter_rows() -> Iterator[dict[str, Any]]:
             nonlocal last_number
@@ -146,9 +143,9 @@ class TableWriter:
                 last_number = row_number
                 if row.chunks:
                     ids.append(row.id)
-                yield list_column_values(row, columns)
+                yield list_column_values(row, self._columns)
 
-        part = self.table.write_part(_choose_part_number(parts), iter_rows())
+        part = self.table.write_part(_choose_part_number(parts), iter_rows(), self._columns)
         if part is None:
             return
         self.table.publish([*parts, part])
@@ -156,15 +153,16 @@ class TableWriter:
             self._delete_checkpoints(ids)
         self.ledger.mark_written(part, last_number)
 
-    def _rewrite_part(self, part: TablePart) -> None:
-        """Write a part again under a new number, without the rows that newer rows have replaced."""
-        parts, ids = self.ledger.list_parts(), self.ledger.list_ids(part)
-        rows = (row for row in self.table.read_part_rows(part) if row["id"] in ids)
-        new_part = self.table.write_part(_choose_part_number(parts), rows)
-        other_parts = [other_part for other_part in parts if other_part != part]
-        self.table.publish(other_parts if new_part is None else [*other_parts, new_part])
-        self.ledger.replace_part(part, new_part)
-        self.table.remove_unlisted_files()
+    def _rewrite_stale_parts(self) -> None:
+        """Write parts again under new numbers, without the rows that newer rows have replaced."""
+        for part in self.ledger.list_parts(only_stale=True):
+            parts, ids = self.ledger.list_parts(), self.ledger.list_ids(part)
+            rows = (row for row in self.table.read_part_rows(part) if row["id"] in ids)
+            new_part = self.table.write_part(_choose_part_number(parts), rows, self._columns)
+            other_parts = [other_part for other_part in parts if other_part != part]
+            self.table.publish(other_parts if new_part is None else [*other_parts, new_part])
+            self.ledger.replace_part(part, new_part)
+            self.table.remove_unlisted_files()
 
 
 def _choose_part_number(parts: Sequence[TablePart]) -> int:

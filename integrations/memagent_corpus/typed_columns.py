@@ -14,8 +14,9 @@ column cannot store a value, it is null in this row, and the value is only in th
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -101,9 +102,7 @@ def make_typed_columns(response_format: ResponseFormat, other_columns: Collectio
                 f"the schema's properties {other_column.property} and {property_name} would be the same column, {name}",
                 hint="Rename one of them. Column names that differ only in case are not allowed.",
             )
-        columns[name.casefold()] = TypedColumn(
-            name, property_name, *_find_kind(response_format, response_format.resolve(schema))
-        )
+        columns[name.casefold()] = TypedColumn(name, property_name, *_find_kind(response_format, schema))
     return tuple(columns.values())
 
 
@@ -129,25 +128,21 @@ def convert_values(columns: Collection[TypedColumn], value: Any) -> tuple[dict[s
     return values, problems
 
 
-def _find_kind(response_format: ResponseFormat, schema: Mapping[str, Any]) -> tuple[ColumnKind, bool]:
+def _find_kind(response_format: ResponseFormat, schema: Any) -> tuple[ColumnKind, bool]:
     """Return the kind of a property's column, and whether the column is a list."""
     alternatives = _list_alternatives(response_format, schema)
     if alternatives and all(
         alternative.get("type") == "array" and "prefixItems" not in alternative for alternative in alternatives
     ):
-        kinds = {
-            _merge_alternatives(_list_alternatives(response_format, response_format.resolve(alternative.get("items"))))
-            for alternative in alternatives
-        }
-        kind = _merge_kinds(kinds)
+        item_schemas = [_list_alternatives(response_format, alternative.get("items")) for alternative in alternatives]
+        kind = _merge_kinds(itertools.chain.from_iterable(item_schemas))
         return (ColumnKind.JSON, False) if kind is ColumnKind.JSON else (kind, True)
-    return _merge_alternatives(alternatives), False
+    return _merge_kinds(alternatives), False
 
 
-def _list_alternatives(
-    response_format: ResponseFormat, schema: Mapping[str, Any], depth: int = 4
-) -> list[Mapping[str, Any]]:
+def _list_alternatives(response_format: ResponseFormat, schema: Any, depth: int = 4) -> list[Mapping[str, Any]]:
     """Split a schema into alternatives with at most one type each, without null."""
+    schema = response_format.resolve(schema)
     for keyword in ("anyOf", "oneOf", "allOf"):
         subschemas = schema.get(keyword)
         if isinstance(subschemas, list) and (keyword != "allOf" or len(subschemas) == 1) and "type" not in schema:
@@ -156,7 +151,7 @@ def _list_alternatives(
             return [
                 alternative
                 for subschema in subschemas
-                for alternative in _list_alternatives(response_format, response_format.resolve(subschema), depth - 1)
+                for alternative in _list_alternatives(response_format, subschema, depth - 1)
             ]
     json_type = schema.get("type")
     if json_type is None:
@@ -165,24 +160,19 @@ def _list_alternatives(
     return [{**schema, "type": type_name} for type_name in json_types if type_name != "null"]
 
 
-def _merge_alternatives(alternatives: Collection[Mapping[str, Any]]) -> ColumnKind:
+def _merge_kinds(alternatives: Iterable[Mapping[str, Any]]) -> ColumnKind:
+    """Return a kind that can store the values of all these schemas without loss."""
     kinds = {
         ColumnKind.DATE
         if alternative.get("type") == "string" and alternative.get("format") == "date"
         else _KIND_BY_TYPE.get(str(alternative.get("type")), ColumnKind.JSON)
         for alternative in alternatives
     }
-    return _merge_kinds(kinds)
-
-
-def _merge_kinds(kinds: Collection[ColumnKind]) -> ColumnKind:
-    """Return a kind that can store values of all these kinds without loss."""
-    distinct_kinds = set(kinds)
-    if distinct_kinds == {ColumnKind.INTEGER, ColumnKind.NUMBER}:
+    if kinds == {ColumnKind.INTEGER, ColumnKind.NUMBER}:
         return ColumnKind.NUMBER
-    if distinct_kinds == {ColumnKind.DATE, ColumnKind.TEXT}:
+    if kinds == {ColumnKind.DATE, ColumnKind.TEXT}:
         return ColumnKind.TEXT
-    return distinct_kinds.pop() if len(distinct_kinds) == 1 else ColumnKind.JSON
+    return kinds.pop() if len(kinds) == 1 else ColumnKind.JSON
 
 
 def _convert_value(kind: ColumnKind, value: Any) -> Any:

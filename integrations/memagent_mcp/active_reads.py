@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from memagent_graph.errors import MemAgentError, RunError
+from memagent_graph.errors import RunError
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -41,36 +40,24 @@ class ActiveRead:
     """The newest update; None before the first one."""
     is_cancel_requested: bool = False
     """Whether `cancel` was called for the read."""
-    task: asyncio.Task[ReadResult] | None = None
+    outcome: ReadResult | Exception | None = None
+    """The result, or why there is none; None while the read is running, and before it begins."""
+    task: asyncio.Task[Any] | None = None
+    """The task that runs the read, and nothing else."""
     change_event: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the next update or at the end, and then replaced by a new event."""
 
-    def publish(self, update: MemoryUpdate | None) -> None:
-        """Record an update or, with None, the end; wake all waiting calls."""
-        self.update = update or self.update
-        change_event, self.change_event = self.change_event, asyncio.Event()
-        change_event.set()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the read has not ended; it may not have begun yet."""
-        return self.task is None or not self.task.done()
-
-    @property
-    def outcome(self) -> ReadResult | BaseException | None:
-        """The result, or why there is none; None while the read is running."""
-        if self.task is not None and self.task.done() and not self.task.cancelled():
-            return self.task.exception() or self.task.result()
-        if self.is_cancel_requested or (self.task is not None and self.task.cancelled()):
-            return RunError("the read was cancelled", hint="Call resume_read to continue it.", run_id=self.run_id)
-        return None
+    def wake_waiting_calls(self) -> None:
+        """Wake all calls that wait for a change."""
+        self.change_event.set()
+        self.change_event = asyncio.Event()
 
 
 class ActiveReads:
     """Runs reads, finds them by run id, and cancels them."""
 
     def __init__(self) -> None:
-        self._reads: OrderedDict[str, ActiveRead] = OrderedDict()
+        self._reads: dict[str, ActiveRead] = {}
         self._background_tasks: set[asyncio.Task[Any]] = set()
 
     def find(self, run_id: str) -> ActiveRead | None:
@@ -80,14 +67,14 @@ class ActiveReads:
     def register(self, read: ActiveRead) -> None:
         """Register a read, before or after it begins."""
         self._reads[read.run_id] = read
-        ended_ids = [run_id for run_id, other_read in self._reads.items() if not other_read.is_running]
+        ended_ids = [run_id for run_id, other_read in self._reads.items() if other_read.outcome]
         for run_id in ended_ids[: max(0, len(self._reads) - _MAX_READS)]:
             del self._reads[run_id]
 
     async def run(
         self, read: ActiveRead, stream: ReadStream, report: Callable[[MemoryUpdate], Awaitable[None]] | None
     ) -> ReadResult:
-        """Run a read to its end, or until this call or the read is cancelled.
+        """Run a read to its end, in a task of its own, or until this task or the read is cancelled.
 
         Args:
             read: the read.
@@ -97,17 +84,28 @@ class ActiveReads:
         Raises:
             MemAgentError: the read failed, or `cancel` cancelled it.
         """
-        read.task = asyncio.create_task(_consume_stream(read, stream, report))
-        if read.is_cancel_requested:  # `cancel` was called before the read began
-            read.task.cancel()
+        if isinstance(read.outcome, RunError):  # `cancel` was called before the read began
+            raise read.outcome
+        read.task = asyncio.current_task()
         try:
-            return await read.task
+            read.outcome = result = await _consume_stream(read, stream, report)
+            return result
         except asyncio.CancelledError:
-            if read.is_cancel_requested and isinstance(read.outcome, MemAgentError):
-                raise read.outcome from None
+            read.outcome = _make_cancelled_error(read)
+            if not read.is_cancel_requested:
+                raise
+            raise read.outcome from None
+        except (sqlite3.Error, OSError) as error:
+            read.outcome = RunError(
+                f"the read failed with {type(error).__name__}: {error}",
+                hint="Check the server's free disk space, its checkpoints and its documents; then ask again.",
+            )
+            raise read.outcome from error
+        except Exception as error:
+            read.outcome = error
             raise
         finally:
-            read.publish(None)
+            read.wake_waiting_calls()
 
     def start_in_background(self, work: Awaitable[Any]) -> None:
         """Run work in the background. Its errors are not raised here: the reads keep them."""
@@ -119,7 +117,9 @@ class ActiveReads:
     async def cancel(self, read: ActiveRead) -> None:
         """Cancel a read and wait until it has ended; its progress is kept."""
         read.is_cancel_requested = True
-        if read.task is not None and not read.task.done():
+        if read.task is None:
+            read.outcome = _make_cancelled_error(read)
+        elif not read.task.done():
             read.task.cancel()
             await asyncio.wait([read.task])
 
@@ -132,20 +132,19 @@ class ActiveReads:
             await self.cancel(read)
 
 
+def _make_cancelled_error(read: ActiveRead) -> RunError:
+    return RunError("the read was cancelled", hint="Call resume_read to continue it.", run_id=read.run_id)
+
+
 async def _consume_stream(
     read: ActiveRead, stream: ReadStream, report: Callable[[MemoryUpdate], Awaitable[None]] | None
 ) -> ReadResult:
-    try:
-        async with aclosing(stream):
-            async for item in stream:
-                if isinstance(item, ReadResult):
-                    return item
-                read.publish(item)
-                if report is not None:
-                    await report(item)
-    except (sqlite3.Error, OSError) as error:
-        raise RunError(
-            f"the read failed with {type(error).__name__}: {error}",
-            hint="Check the server's free disk space, its checkpoints and its documents; then ask again.",
-        ) from error
+    async with aclosing(stream):
+        async for item in stream:
+            if isinstance(item, ReadResult):
+                return item
+            read.update = item
+            read.wake_waiting_calls()
+            if report is not None:
+                await report(item)
     raise AssertionError("the last item of a read's stream is its result")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import (
     CheckpointsOption,
     MaxSecondsOption,
@@ -104,10 +103,7 @@ class Mcp(ReaderOptions):
             )
         import asyncio  # noqa: PLC0415
 
-        try:
-            asyncio.run(_serve_http(self) if self.http else _serve_stdio(self))
-        except KeyboardInterrupt:
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        asyncio.run(_serve_http(self) if self.http else _serve_stdio(self))
 
 
 @asynccontextmanager

@@ -87,7 +87,7 @@ def make_answer_data(read: ActiveRead) -> dict[str, Any]:
             "progress": update.progress if update else 0.0,
             "chunks_read": 0 if update is None else update.chunk_number or 0,
         }
-    error = format_error(outcome) if isinstance(outcome, BaseException) else None
+    error = format_error(outcome) if isinstance(outcome, Exception) else None
     data: dict[str, Any] = replace_surrogates({**values, "error": error, "is_reading": outcome is None})
     return data
 
@@ -100,7 +100,7 @@ def format_answer(read: ActiveRead) -> str:
         progress = f", {read.update.progress:.0%} so far" if read.update and read.update.progress is not None else ""
         lines.append(f"Answer: not yet, the document is still being read{progress}; call wait with the run id")
         lines.append(f"Noted so far: {make_printable(read.update.memory if read.update else '') or '(nothing)'}")
-    elif isinstance(outcome, BaseException):
+    elif isinstance(outcome, Exception):
         lines.append(f"Answer: none, the read failed: {format_error(outcome)}")
     else:
         lines += [f"Answer: {_format_answer_line(outcome)}", outcome.extent]

@@ -18,7 +18,7 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
 from memagent_graph.plain_text import make_printable
 from memagent_graph.reader import MemAgent
-from memagent_graph.reading.inputs import check_questions
+from memagent_graph.reading.inputs import check_questions, store_document
 from memagent_graph.reading.state import Limits, new_run_id
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat
@@ -156,16 +156,14 @@ class Tools:
         """
         read = self.active_reads.find(run_id)
         if read is None:
-            raise RunError(
-                f"no read with this id is running here: {shorten_line(run_id)}",
-                hint="If it was interrupted, or the server was restarted, call resume_read to continue it.",
-            )
+            hint = "If it was interrupted, or the server was restarted, call resume_read to continue it."
+            raise RunError(f"no read with this id is running here: {shorten_line(run_id)}", hint=hint)
         return await shield_work(self._await_result(context, read, seconds))
 
     async def cancel_read(self, run_id: RunId) -> Annotated[CallToolResult, Reading]:
         """Cancel a running read. Its progress is kept, and resume_read continues it."""
         read = self.active_reads.find(run_id)
-        if read is None or not read.is_running:
+        if read is None or read.outcome is not None:
             raise RunError(
                 f"no read with this id is running here: {shorten_line(run_id)}", hint="There is nothing to cancel."
             )
@@ -186,7 +184,7 @@ class Tools:
         If the read is running, this waits for it. If it is finished, this returns its answer again, at no cost.
         """
         read = self.active_reads.find(run_id)
-        if read is None or not read.is_running:
+        if read is None or read.outcome is not None:
             read_limits = self.max_limits.tighten(Limits(max_chunks, max_tokens, max_seconds))
             read = await asyncio.to_thread(self._load_past_read, run_id)
             self.active_reads.register(read)
@@ -231,14 +229,9 @@ class Tools:
                 as all reads have ended.
         """
         answer_format = None if schema is None else ResponseFormat.of(schema)
-        store, reader_context = self.reader.store, with_response_format(await self.reader.aprepare(), answer_format)
-        texts = check_questions(questions, reader_context)
+        texts = check_questions(questions, with_response_format(await self.reader.aprepare(), answer_format))
         read_limits = self.max_limits.tighten(limits)
-        if isinstance(document, Document):
-            # Store the document once for all questions.
-            reference = await store.add_async(document)
-        else:
-            reference = document
+        reference = await store_document(document, self.reader.store)
         reads = {text: ActiveRead(new_run_id(), text, reference["name"]) for text in texts}
         progress = None if background else _Progress(context, reference["name"], len(reads))
 
@@ -281,12 +274,12 @@ class Tools:
         """Wait for a read, report its progress, and return its state after `seconds` (None: no limit) or at its end."""
         progress, last_update = _Progress(context, read.document, 1), None
         with anyio.move_on_after(seconds):
-            while read.is_running:
+            while read.outcome is None:
                 await read.change_event.wait()
                 if read.update is not None and read.update is not last_update:
                     last_update = read.update
                     await progress.advance(0, last_update)
-        if isinstance(read.outcome, BaseException):
+        if isinstance(read.outcome, Exception):
             raise read.outcome
         return await _make_reading_result(read.document, None, [read])
 

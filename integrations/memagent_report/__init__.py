@@ -117,7 +117,7 @@ def _compute_digest(values: Mapping[str, Any]) -> str:
 
 async def _run_report(job: ReportJob) -> dict[str, Any]:
     """Begin the report, or continue it if it exists; return its values."""
-    checkpointer = await job.agent.acheckpointer() if job.agent.keeps_checkpoints else None
+    checkpointer = await job.agent.acheckpointer()
     graph = job.build_graph().compile(checkpointer=checkpointer, name="MemAgentReport")
     config: Any = {"configurable": {"thread_id": job.report_id}, "max_concurrency": _MAX_CONCURRENT_DOCUMENTS}
     state: ReportState | None = {}

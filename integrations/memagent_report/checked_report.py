@@ -8,18 +8,12 @@ section are tried. A sentence that no quotes support keeps its problems, and eve
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Final
 
-from memagent_report.evidence_matrix import (
-    Draft,
-    EvidenceMatrix,
-    QuotePosition,
-    ReportSentence,
-    SourceQuote,
-)
+from memagent_report.evidence_matrix import Draft, EvidenceMatrix, QuotePosition, ReportSentence, SourceQuote
 from memagent_report.report_data import Report, ReportEvent
 from memagent_report.sentence_checks import ProblemKind, SentenceProblem, check_sentence
 from memagent_report.source_text import SourceText
@@ -58,17 +52,14 @@ def build_checked_report(
             if position.document == document_number:
                 quote_problems[position] = check_quote(quote, source, name)
         lower_case_words |= find_lower_case_words(source)
-    missing_quotes = [
-        problem for problem in quote_problems.values() if problem and problem.kind is ProblemKind.QUOTE_NOT_IN_SOURCE
-    ]
-    is_common = lower_case_words.__contains__
+    missing_count = sum(
+        problem is not None and problem.kind is ProblemKind.QUOTE_NOT_IN_SOURCE for problem in quote_problems.values()
+    )
+    checker = _SentenceChecker(matrix, quote_problems, lower_case_words)
     sections = []
     for section in draft.sections:
         section_quotes = [position for position, _ in quotes if position.question in section.questions]
-        sentences = tuple(
-            _check_sentence(sentence, section_quotes, matrix, quote_problems, is_common)
-            for sentence in section.sentences
-        )
+        sentences = tuple(checker.check(sentence, section_quotes) for sentence in section.sentences)
         sections.append(replace(section, sentences=sentences))
     return Report(
         report_id=report_id,
@@ -79,7 +70,7 @@ def build_checked_report(
         contradictions=draft.contradictions,
         events=tuple(events),
         quotes_checked=len(quotes),
-        quotes_found=len(quotes) - len(missing_quotes),
+        quotes_found=len(quotes) - missing_count,
     )
 
 
@@ -99,37 +90,47 @@ def check_quote(quote: SourceQuote, source: SourceText, name: str) -> SentencePr
     return None
 
 
-def _check_sentence(
-    sentence: ReportSentence,
-    section_quotes: Sequence[QuotePosition],
-    matrix: EvidenceMatrix,
-    quote_problems: Mapping[QuotePosition, SentenceProblem | None],
-    is_common: Callable[[str], bool],
-) -> ReportSentence:
-    """Return a sentence with the quotes that it cites, or with other quotes of its section that support it."""
-    problems = _find_problems(sentence.text, sentence.quotes, matrix, quote_problems, is_common)
-    if not problems or sentence.document is not None:
+@dataclass(frozen=True)
+class _SentenceChecker:
+    """Checks the sentences of one draft."""
+
+    _matrix: EvidenceMatrix
+    _quote_problems: Mapping[QuotePosition, SentenceProblem | None]
+    _lower_case_words: set[str]
+
+    def check(self, sentence: ReportSentence, section_quotes: Sequence[QuotePosition]) -> ReportSentence:
+        """Return a sentence with the quotes that it cites, or with other quotes of its section that support it."""
+        problems = self._find_problems(sentence.text, sentence.quotes)
+        if problems and sentence.document is None:
+            ranked_quotes = self._rank_quotes(sentence.text, section_quotes)
+            for quote_count in range(1, len(ranked_quotes) + 1):
+                if not self._find_problems(sentence.text, ranked_quotes[:quote_count]):
+                    return replace(sentence, quotes=tuple(ranked_quotes[:quote_count]), chosen_by_code=True)
         return replace(sentence, problems=problems)
-    ranked_quotes = _rank_quotes(sentence.text, section_quotes, matrix)
-    for quote_count in range(1, len(ranked_quotes) + 1):
-        if not _find_problems(sentence.text, ranked_quotes[:quote_count], matrix, quote_problems, is_common):
-            return replace(sentence, quotes=tuple(ranked_quotes[:quote_count]), chosen_by_code=True)
-    return replace(sentence, problems=problems)
+
+    def _find_problems(self, text: str, positions: Sequence[QuotePosition]) -> tuple[SentenceProblem, ...]:
+        problems = [problem for position in positions if (problem := self._quote_problems[position]) is not None]
+        valid_positions = [position for position in positions if self._quote_problems[position] is None]
+        if problems and not valid_positions:
+            return tuple(problems)
+        quotes = [self._matrix.quote(position).text for position in valid_positions]
+        file_names = [self._matrix.documents[position.document].name for position in positions]
+        names = [name for file_name in file_names for name in list_document_names(file_name)]
+        return (*problems, *check_sentence(text, quotes, names=names, common_words=self._lower_case_words))
+
+    def _rank_quotes(self, text: str, section_quotes: Sequence[QuotePosition]) -> list[QuotePosition]:
+        """Return the few quotes that share the most words and values with a sentence, best first."""
+        terms = _list_terms(text)
+        shared_counts = {
+            position: len(terms & _list_terms(self._matrix.quote(position).text)) for position in section_quotes
+        }
+        positions = sorted(section_quotes, key=lambda position: (-shared_counts[position], position))
+        return [position for position in positions[:_MAX_QUOTES] if shared_counts[position]]
 
 
-def _find_problems(
-    text: str,
-    positions: Sequence[QuotePosition],
-    matrix: EvidenceMatrix,
-    quote_problems: Mapping[QuotePosition, SentenceProblem | None],
-    is_common: Callable[[str], bool],
-) -> tuple[SentenceProblem, ...]:
-    problems = [problem for position in positions if (problem := quote_problems[position]) is not None]
-    quotes = [matrix.quote(position).text for position in positions if quote_problems[position] is None]
-    if problems and not quotes:
-        return tuple(problems)
-    names = [name for position in positions for name in list_document_names(matrix.documents[position.document].name)]
-    return (*problems, *check_sentence(text, quotes, names=names, is_common=is_common))
+def _list_terms(text: str) -> frozenset[str]:
+    facts = extract_facts(text)
+    return list_content_stems(facts) | {number.key for number in facts.numbers}
 
 
 def list_document_names(file_name: str) -> list[str]:
@@ -141,22 +142,6 @@ def list_document_names(file_name: str) -> list[str]:
     stem = PurePath(file_name).stem
     names = [file_name] if re.search(r"[^\W\d_]", file_name) else []
     return names + ([stem] if re.search(r"[^\W\d_]", stem) and re.search(r"[\d_\s-]", stem) else [])
-
-
-def _rank_quotes(text: str, section_quotes: Sequence[QuotePosition], matrix: EvidenceMatrix) -> list[QuotePosition]:
-    """Return the few quotes that share the most words and values with a sentence, best first."""
-
-    def list_terms(passage: str) -> frozenset[str]:
-        facts = extract_facts(passage)
-        return list_content_stems(facts) | {number.key for number in facts.numbers}
-
-    sentence_terms = list_terms(text)
-
-    def count_shared(position: QuotePosition) -> int:
-        return len(sentence_terms & list_terms(matrix.quote(position).text))
-
-    positions = sorted(section_quotes, key=lambda position: (-count_shared(position), position))
-    return [position for position in positions[:_MAX_QUOTES] if count_shared(position)]
 
 
 def find_lower_case_words(source: SourceText) -> frozenset[str]:

@@ -9,17 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
-from typing import Any, TypeVar
-
-import msgspec
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import StopReason
 from memagent_graph.grouping import group_values
 from memagent_graph.provenance.evidence import split_memory
 from memagent_report.sentence_checks import SentenceProblem
-
-T = TypeVar("T")
 
 
 class CellState(StrEnum):
@@ -211,17 +206,3 @@ def find_differing_answers(matrix: EvidenceMatrix) -> Iterator[Contradiction]:
         )
         for first_documents, second_documents in combinations(documents_by_answer.values(), 2):
             yield Contradiction(question, (tuple(first_documents), tuple(second_documents)))
-
-
-def to_json(value: Any) -> Any:
-    """Convert parts of a matrix or report to JSON-ready values."""
-    return msgspec.to_builtins(value, str_keys=True)
-
-
-def from_json(values: Any, result_type: type[T]) -> T:
-    """Convert values of `to_json` back.
-
-    Raises:
-        msgspec.ValidationError: the values do not fit the type.
-    """
-    return msgspec.convert(values, result_type, str_keys=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import msgspec
+
 from memagent_graph.events import EventKind
 from memagent_graph.plain_text import format_count
 from memagent_report.evidence_matrix import (
@@ -19,10 +21,8 @@ from memagent_report.evidence_matrix import (
     ReportSection,
     ReportSentence,
     SourceQuote,
-    from_json,
-    to_json,
 )
-from memagent_report.rendering import ContentSection, Passage, ReportContent, render_html, render_markdown
+from memagent_report.rendering import ContentSection, Passage, render_html, render_markdown
 
 NOT_QUOTED: Final = "not quoted"
 """The warning at a sentence that its quotes do not support."""
@@ -130,14 +130,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready values; `Report.from_dict` is the inverse."""
-        fields = ("report_id", "mode", "model", "matrix", "sections", "contradictions", "events")
-        return {
-            **{name: to_json(getattr(self, name)) for name in fields},
-            "quotes_checked": self.quotes_checked,
-            "quotes_found": self.quotes_found,
-            "references": to_json(self.references),
-            "totals": dict(self.totals),
-        }
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return {**values, "references": msgspec.to_builtins(self.references), "totals": dict(self.totals)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
@@ -146,28 +140,26 @@ class Report:
         Raises:
             msgspec.ValidationError: the values do not describe a report.
         """
-        computed_fields = {"references", "totals"}
-        return from_json({name: value for name, value in values.items() if name not in computed_fields}, cls)
+        return msgspec.convert(values, cls)
 
     def to_markdown(self) -> str:
         """Return the report in Markdown; text of documents and policies cannot become a link, an image, HTML or TeX."""
-        return render_markdown(self.make_content())
+        return render_markdown(self.matrix.question, self.summary, self._iter_sections())
 
     def to_html(self) -> str:
         """Return the report as one HTML page that loads nothing from elsewhere."""
-        return render_html(self.make_content())
+        return render_html(self.matrix.question, self.report_id, self.summary, self._iter_sections())
 
-    def make_content(self) -> ReportContent:
-        """Return the content of the report in reading order, for every format."""
-        sections = [self._make_section(section) for section in self.sections]
+    def _iter_sections(self) -> Iterator[ContentSection]:
+        """Yield the content of the report in reading order, for every format."""
+        yield from map(self._make_section, self.sections)
         if self.contradictions:
             pairs = tuple(map(self._make_contradiction_passage, self.contradictions))
-            sections.append(ContentSection("Answers that contradict each other, as judged by the policy", pairs))
-        sections.append(ContentSection("Evidence matrix", table=tuple(self._iter_table())))
+            yield ContentSection("Answers that contradict each other, as judged by the policy", pairs)
+        yield ContentSection("Evidence matrix", table=tuple(self._iter_table()))
         if self.references:
-            sections.append(ContentSection("Quotes", tuple(map(self._make_quote_passage, self.references))))
-        sections.append(ContentSection("How this report was made", tuple(self._iter_notes())))
-        return ReportContent(self.matrix.question, self.report_id, self.summary, tuple(sections))
+            yield ContentSection("Quotes", tuple(map(self._make_quote_passage, self.references)))
+        yield ContentSection("How this report was made", tuple(self._iter_notes()))
 
     def _make_section(self, section: ReportSection) -> ContentSection:
         passages = tuple(

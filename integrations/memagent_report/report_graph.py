@@ -20,6 +20,7 @@ from hashlib import sha256
 from typing import Annotated, Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
+import msgspec
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from typing_extensions import TypedDict
@@ -43,9 +44,7 @@ from memagent_report.evidence_matrix import (
     EvidenceMatrix,
     MatrixCell,
     ReportDocument,
-    from_json,
     make_extractive_draft,
-    to_json,
 )
 from memagent_report.report_data import ReportEvent
 from memagent_report.report_writing import (
@@ -56,7 +55,6 @@ from memagent_report.report_writing import (
     ReportPlan,
     ReportWriting,
     find_pairs_to_judge,
-    has_prompts_for,
 )
 from memagent_report.source_text import SourceText, make_cell
 
@@ -179,12 +177,13 @@ class ReportJob:
         cells = []
         for question_number, result in enumerate(outcomes):
             assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
-            cells.append(to_json(await asyncio.to_thread(make_cell, result, source, document_number, question_number)))
+            cell = await asyncio.to_thread(make_cell, result, source, document_number, question_number)
+            cells.append(msgspec.to_builtins(cell))
         return {"cells": {str(document_number): cells}}
 
     def _make_failed_row(self, task: _ReadTask, error: str) -> ReportState:
         cells = [
-            to_json(MatrixCell(task["number"], question, CellState.FAILED, error=error))
+            msgspec.to_builtins(MatrixCell(task["number"], question, CellState.FAILED, error=error))
             for question in range(len(task["questions"]))
         ]
         return {"cells": {str(task["number"]): cells}}
@@ -204,9 +203,8 @@ class ReportJob:
         """Let the policy write the draft. If it has no prompts for this, the draft consists of the cells' answers."""
         matrix = self._load_matrix(state)
         events: list[Any] = []
-        should_write, should_judge = not self.extractive, self.judge
-        if not any(cell.state is CellState.ANSWERED for cell in matrix.cells):
-            should_write = should_judge = False
+        has_answers = any(cell.state is CellState.ANSWERED for cell in matrix.cells)
+        should_write, should_judge = has_answers and not self.extractive, has_answers and self.judge
         if should_write and (reason := await self._find_obstacle(ReportWriting(), OUTLINE, SECTION)):
             should_write = False
             events.append(_make_event(EventKind.EXTRACTIVE, f"{reason}; the sections are the answers of the cells"))
@@ -214,15 +212,13 @@ class ReportJob:
             should_judge = False
             events.append(_make_event(EventKind.NOT_JUDGED, f"{reason}; contradictions are not judged"))
         if should_judge and (omitted_count := find_pairs_to_judge(matrix)[1]):
-            events.append(
-                _make_event(EventKind.NOT_JUDGED, f"{omitted_count} further pairs of answers were not compared")
-            )
+            detail = f"{omitted_count} further pairs of answers were not compared"
+            events.append(_make_event(EventKind.NOT_JUDGED, detail))
         if not should_write and not should_judge:
-            return {"draft": to_json(make_extractive_draft(matrix)), "events": events}
-        text = json.dumps(to_json(matrix), ensure_ascii=False)
-        result = await self._run_strategy(
-            ReportWriting(judge=should_judge, write=should_write), text, "evidence matrix", "writing"
-        )
+            return {"draft": msgspec.to_builtins(make_extractive_draft(matrix)), "events": events}
+        text = json.dumps(msgspec.to_builtins(matrix), ensure_ascii=False)
+        strategy = ReportWriting(judge=should_judge, write=should_write)
+        result = await self._run_strategy(strategy, text, "evidence matrix", "writing")
         events += [_make_event(event.kind, event.detail) for event in result.events]
         return {"draft": json.loads(result.answer or ""), "events": events}
 
@@ -235,8 +231,8 @@ class ReportJob:
             (document_number, self._load_source(matrix.documents[document_number]))
             for document_number in quoted_documents
         )
-        events = [from_json(event, ReportEvent) for event in state.get("events", ())]
-        draft = from_json(state["draft"], Draft)
+        events = [msgspec.convert(event, ReportEvent) for event in state.get("events", ())]
+        draft = msgspec.convert(state["draft"], Draft)
         report = await asyncio.to_thread(
             build_checked_report, self.report_id, self.agent.policy.name, matrix, draft, sources, events
         )
@@ -244,7 +240,7 @@ class ReportJob:
 
     def _load_matrix(self, state: ReportState) -> EvidenceMatrix:
         cells = [
-            from_json(cell, MatrixCell)
+            msgspec.convert(cell, MatrixCell)
             for document_number in range(len(self.documents))
             for cell in state["cells"][str(document_number)]
         ]
@@ -258,16 +254,15 @@ class ReportJob:
         lines = []
         for document in self.documents:
             if document.reference is not None:
-                store = self.agent.store
-                beginning = store.read_bytes(document.reference, 0, _BEGINNING_BYTES).decode(errors="ignore")
-                lines.append(f"{document.name}: {' '.join(beginning.split())}")
+                beginning = self.agent.store.read_bytes(document.reference, 0, _BEGINNING_BYTES)
+                lines.append(f"{document.name}: {' '.join(beginning.decode(errors='ignore').split())}")
         return "\n".join(lines)
 
     async def _find_obstacle(self, strategy: Strategy, *roles: Role) -> str:
         """Return why the policy cannot be used in these roles; "" if it can."""
         context = await self.agent.aprepare()
         names = ", ".join(role.name for role in roles)
-        if not has_prompts_for(roles, context.prompts, trained_prompts_only=context.trained_prompts_only):
+        if context.trained_prompts_only and any(role.name not in context.prompts.templates for role in roles):
             return f"the policy has no prompt for {names}"
         if _count_chunk_tokens(strategy, context) < _MIN_MATERIAL_TOKENS:
             return f"the context window of {context.budget.context_window} tokens is too small for {names}"
@@ -276,7 +271,7 @@ class ReportJob:
     async def _run_strategy(self, strategy: Strategy, text: str, name: str, purpose: str) -> ReadResult:
         """Run a strategy on a text of the report itself, with the same policy, log and checkpoints."""
         # Pass the open checkpointer: if the copy opened the file itself, nobody would close it.
-        checkpointer = await self.agent.acheckpointer() if self.agent.keeps_checkpoints else None
+        checkpointer = await self.agent.acheckpointer()
         chunk_tokens = _count_chunk_tokens(strategy, await self.agent.aprepare())
         agent = self.agent.copy(strategy=strategy, checkpoints=checkpointer, chunk_tokens=chunk_tokens)
         reference = await self.agent.store.add_async(Document.from_text(text, f"{self.report_id}: {name}"))
@@ -299,4 +294,4 @@ async def run_in_new_context(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _make_event(kind: EventKind, detail: str) -> Any:
-    return to_json(ReportEvent(kind, detail))
+    return msgspec.to_builtins(ReportEvent(kind, detail))

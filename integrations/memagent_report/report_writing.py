@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired
 
+import msgspec
 from langgraph.graph import END
 from langgraph.types import Send
 
@@ -36,10 +38,8 @@ from memagent_report.evidence_matrix import (
     ReportSection,
     ReportSentence,
     find_differing_answers,
-    from_json,
     make_extractive_draft,
     make_extractive_section,
-    to_json,
 )
 
 _MAX_PAIRS: Final = 100
@@ -73,10 +73,9 @@ def parse_outline(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     for line in text.splitlines():
         match = _HEADING.match(_LIST_MARK.sub("", line).strip())
         if match is not None:
-            question_numbers = [int(number) - 1 for number in re.findall(r"\d+", match["questions"])]
+            numbers = dict.fromkeys(int(number) - 1 for number in re.findall(r"\d+", match["questions"]))
             heading = " ".join(_INVENTED_REFERENCES.sub("", match["heading"]).strip("*#: ").split())
-            unique_numbers = dict.fromkeys(number for number in question_numbers if number >= 0)
-            outline.append((heading[:_MAX_HEADING_LENGTH], list(unique_numbers)))
+            outline.append((heading[:_MAX_HEADING_LENGTH], list(numbers)))
     if not outline:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
     return ParsedReply(text, outline[:_MAX_HEADINGS])
@@ -121,20 +120,11 @@ SECTION: Final = _make_role("report_section", parse_section, fields=frozenset({"
 JUDGE: Final = _make_role("report_judge", parse_judgement, max_tokens=16)
 
 
-def has_prompts_for(roles: Sequence[Role], prompts: Prompts, *, trained_prompts_only: bool) -> bool:
-    """Return whether a policy has a prompt for each role.
-
-    With `trained_prompts_only`, the policy understands only its own prompts, so the package's prompts do not count.
-    """
-    return not trained_prompts_only or all(role.name in prompts.templates for role in roles)
-
-
 def list_custom_templates(prompts: Prompts, *, trained_prompts_only: bool) -> dict[str, str]:
     """Return the policy's own templates for these roles; "" for a role that it has no prompt for."""
-    roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
-    templates = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
-    missing_roles = {role.name: "" for role in roles if trained_prompts_only and role.name not in templates}
-    return templates | missing_roles
+    names = [role.name for role in (QUESTIONS, OUTLINE, SECTION, JUDGE)]
+    templates = dict.fromkeys(names, "") if trained_prompts_only else {}
+    return templates | {name: prompts.templates[name].text for name in names if name in prompts.templates}
 
 
 # The strategies
@@ -157,21 +147,17 @@ class ReportPlan(Strategy):
 
 async def _ask_for_questions(state: ReaderState, step: StepContext) -> Change:
     context = step.context
-    text = context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0).decode()
+    text = context.store.read(state["document"], 0, state["document"]["size"])
     reply = await step.ask(QUESTIONS, chunk=context.truncate(text, context.budget.chunk_tokens), parents=())
-    questions = [question for question in reply.value or () if _is_valid_question(question, context)]
-    return _make_final_change(step, "\n".join(questions), reply.completion_text)
+    questions = []
+    for question in reply.value or ():
+        with suppress(MemAgentError):  # it is too long
+            check_question(question, context)
+            questions.append(question)
+    return _make_final_change("\n".join(questions), reply.completion_text)
 
 
-def _is_valid_question(question: str, context: ReaderContext) -> bool:
-    try:
-        check_question(question, context)
-    except MemAgentError:
-        return False
-    return True
-
-
-def _make_final_change(step: StepContext, answer: str, raw_answer: str) -> Change:
+def _make_final_change(answer: str, raw_answer: str) -> Change:
     reason = StopReason.ANSWERED if answer else StopReason.NO_ANSWER
     return {"answer": answer or None, "raw_answer": raw_answer, "stop_reason": reason.value}
 
@@ -240,12 +226,10 @@ class ReportWriting(Strategy):
             return {"outline": [], "pairs": pairs}
         answers, omitted_count = _fit_lines(_format_answers(matrix), context, context.budget.chunk_tokens)
         reply = await step.ask(OUTLINE, chunk=answers, parents=(), events=_list_omissions(omitted_count, "answers"))
-        question_count = len(matrix.questions)
-        outline = [
-            (heading, [question_number for question_number in numbers if question_number < question_count])
-            for heading, numbers in reply.value or ()
-        ]
-        outline = [(heading, numbers) for heading, numbers in outline if numbers]
+        outline: list[tuple[str, list[int]]] = []
+        for heading, numbers in reply.value or ():
+            if known_numbers := [number for number in numbers if 0 <= number < len(matrix.questions)]:
+                outline.append((heading, known_numbers))
         assigned_questions = {question_number for _, numbers in outline for question_number in numbers}
         outline += [
             (question, [question_number])
@@ -258,14 +242,14 @@ class ReportWriting(Strategy):
         """Join the sections to a draft; its JSON is the run's answer."""
         matrix, sections = _load_matrix(state, step), state.get("sections") or {}
         if self.write:
-            written_sections = tuple(from_json(sections[key], ReportSection) for key in sorted(sections, key=int))
+            written_sections = tuple(msgspec.convert(sections[key], ReportSection) for key in sorted(sections, key=int))
             draft = Draft(ReportMode.WRITTEN, written_sections)
         else:
             draft = make_extractive_draft(matrix)
         pairs, judgements = find_pairs_to_judge(matrix)[0], state.get("judgements") or {}
         contradictions = tuple(pair for number, pair in enumerate(pairs) if judgements.get(str(number)))
         draft = replace(draft, contradictions=contradictions)
-        return _make_final_change(step, json.dumps(to_json(draft), ensure_ascii=False), "")
+        return _make_final_change(json.dumps(msgspec.to_builtins(draft), ensure_ascii=False), "")
 
 
 def find_pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], int]:
@@ -275,8 +259,8 @@ def find_pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], in
 
 
 def _load_matrix(state: ReaderState, step: StepContext) -> EvidenceMatrix:
-    text = step.context.store.read_bytes(state["document"], 0, state["document"]["size"] or 0)
-    return from_json(json.loads(text), EvidenceMatrix)
+    text = step.context.store.read(state["document"], 0, state["document"]["size"])
+    return msgspec.json.decode(text, type=EvidenceMatrix)
 
 
 def _format_answers(matrix: EvidenceMatrix) -> Iterator[str]:
@@ -318,33 +302,28 @@ def _list_omissions(count: int, noun: str) -> list[ReadEvent]:
 async def _write_section(state: WritingBranch, step: StepContext) -> Change:
     matrix, section_number = _load_matrix(state, step), state["number"]
     heading, questions = state["outline"][section_number]
+    section = make_extractive_section(matrix, heading, tuple(questions))
     quotes, omitted_count = _fit_lines(
         _format_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens
     )
-    if not quotes:
-        return {"sections": {str(section_number): to_json(make_extractive_section(matrix, heading, tuple(questions)))}}
-    short_heading = step.context.truncate(heading, step.context.budget.memory_tokens)
-    reply = await step.ask(
-        SECTION,
-        chunk=quotes,
-        heading=short_heading,
-        slot=section_number,
-        parents=(),
-        events=_list_omissions(omitted_count, "quotes"),
-    )
-    if reply.value is None:
-        section = make_extractive_section(matrix, heading, tuple(questions))
-    else:
-        positions = [position for position, _ in matrix.quotes()]
-        sentences = [
-            ReportSentence(
-                text,
-                tuple(positions[quote_number - 1] for quote_number in numbers if 0 < quote_number <= len(positions)),
-            )
-            for text, numbers in reply.value
-        ]
-        section = ReportSection(heading, tuple(questions), tuple(sentences))
-    return {"sections": {str(section_number): to_json(section)}}
+    if quotes:
+        short_heading = step.context.truncate(heading, step.context.budget.memory_tokens)
+        reply = await step.ask(
+            SECTION,
+            chunk=quotes,
+            heading=short_heading,
+            slot=section_number,
+            parents=(),
+            events=_list_omissions(omitted_count, "quotes"),
+        )
+        if reply.value is not None:
+            positions = {number: position for number, (position, _) in enumerate(matrix.quotes(), 1)}
+            sentences = [
+                ReportSentence(text, tuple(positions[number] for number in numbers if number in positions))
+                for text, numbers in reply.value
+            ]
+            section = replace(section, sentences=tuple(sentences))
+    return {"sections": {str(section_number): msgspec.to_builtins(section)}}
 
 
 async def _judge(state: WritingBranch, step: StepContext) -> Change:

@@ -9,7 +9,7 @@ numbers, dates and names are for English. `python -m benchmarks.report_mutations
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from difflib import SequenceMatcher
@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Final
 
 from memagent_graph.provenance.overlap import select_content_words
-from memagent_report.stated_facts import Date, Facts, extract_facts, list_content_stems, stem
+from memagent_report.stated_facts import Date, Facts, Word, extract_facts, list_content_stems, stem
 
 _MIN_OVERLAP: Final = 0.5
 """Minimum fraction of a sentence's words and values that must be in its quotes."""
@@ -78,7 +78,7 @@ def check_sentence(
     quotes: Sequence[str],
     *,
     names: Iterable[str] = (),
-    is_common: Callable[[str], bool] = lambda word: False,
+    common_words: Collection[str] = (),
 ) -> tuple[SentenceProblem, ...]:
     """Return the problems of a sentence, such as facts that its quotes do not support; empty if it is quoted.
 
@@ -86,8 +86,8 @@ def check_sentence(
         sentence: the sentence.
         quotes: passages of documents, word for word.
         names: the names of the quoted documents, which the sentence may mention; see `list_document_names`.
-        is_common: whether a word, in lower case, is an ordinary word and therefore not a name at the beginning of a
-            sentence; for example because the documents contain it in lower case.
+        common_words: ordinary words, in lower case, which are not names at the beginning of a sentence; for example
+            those that the documents contain in lower case.
     """
     if not quotes:
         return (SentenceProblem(ProblemKind.NO_QUOTE, "no quote supports it"),)
@@ -96,10 +96,8 @@ def check_sentence(
     if text and any(text in quote.text.casefold() for quote in quote_facts):
         return ()
     problems = [
-        *_find_quotation_problems(facts, quote_facts),
-        *_find_number_problems(facts, quote_facts),
-        *_find_date_problems(facts, quote_facts),
-        *_find_name_problems(facts, quote_facts, is_common),
+        SentenceProblem(kind, f"{facts.text[start:end]} is in none of its quotes")
+        for kind, start, end in _find_missing_parts(facts, quote_facts, common_words)
     ]
     return tuple(problems) or tuple(_find_word_problems(facts, quote_facts))
 
@@ -111,29 +109,26 @@ def _replace_names(sentence: str, names: Iterable[str]) -> str:
     return sentence
 
 
-def _find_quotation_problems(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+def _find_missing_parts(
+    facts: Facts, quote_facts: Sequence[Facts], common_words: Collection[str]
+) -> Iterator[tuple[ProblemKind, int, int]]:
+    """Yield the quotations, numbers, dates and names that are in no quote, with their positions in the sentence."""
     for match in re.finditer(r'"([^"]{3,})"', facts.text):
         passage = match[1].strip(" .,;:").casefold()
         if not any(passage in quote.text.casefold() for quote in quote_facts):
-            yield SentenceProblem(ProblemKind.QUOTATION, f"{match[0]} is in none of its quotes")
-
-
-def _find_number_problems(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+            yield ProblemKind.QUOTATION, *match.span()
     quoted_values = {value for quote in quote_facts for number in quote.numbers for value in number.possible_values}
     quoted_values |= {Decimal(date.year) for quote in quote_facts for date in quote.dates if date.year is not None}
     for number in facts.numbers:
         if not number.possible_values & quoted_values:
-            yield SentenceProblem(
-                ProblemKind.NUMBER, f"{facts.text[number.start : number.end]} is in none of its quotes"
-            )
-
-
-def _find_date_problems(facts: Facts, quote_facts: Sequence[Facts]) -> Iterator[SentenceProblem]:
+            yield ProblemKind.NUMBER, number.start, number.end
     quote_dates = [date for quote in quote_facts for date in quote.dates]
     for date in facts.dates:
         is_stated = any(date.is_stated_by(quote_date) for quote_date in quote_dates)
         if not is_stated and not _is_in_two_parts(date, quote_facts):
-            yield SentenceProblem(ProblemKind.DATE, f"{facts.text[date.start : date.end]} is in none of its quotes")
+            yield ProblemKind.DATE, date.start, date.end
+    for word in _find_missing_names(facts, quote_facts, common_words):
+        yield ProblemKind.NAME, word.start, word.end
 
 
 def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
@@ -149,9 +144,7 @@ def _is_in_two_parts(date: Date, quote_facts: Sequence[Facts]) -> bool:
     return False
 
 
-def _find_name_problems(
-    facts: Facts, quote_facts: Sequence[Facts], is_common: Callable[[str], bool]
-) -> Iterator[SentenceProblem]:
+def _find_missing_names(facts: Facts, quote_facts: Sequence[Facts], common_words: Collection[str]) -> Iterator[Word]:
     quote_words = {word.text for quote in quote_facts for word in quote.words}
     possible_names = {word.text for quote in quote_facts for word in quote.words if word.is_name or word.opens_sentence}
     words_in_capitals = {word.text for quote in quote_facts if quote.text.isupper() for word in quote.words}
@@ -159,12 +152,12 @@ def _find_name_problems(
         if not (word.is_name or word.opens_sentence) or word.text in possible_names | words_in_capitals | _TITLES:
             continue
         if word.opens_sentence and (
-            word.text in quote_words | _SENTENCE_OPENERS or is_common(word.text) or not _has_content(word.text)
+            word.text in quote_words | _SENTENCE_OPENERS or word.text in common_words or not _has_content(word.text)
         ):
             continue
         if word.is_name and word.text in quote_words and _is_in_title_case(facts):
             continue
-        yield SentenceProblem(ProblemKind.NAME, f"{facts.text[word.start : word.end]} is in none of its quotes")
+        yield word
 
 
 def _has_content(word: str) -> bool:

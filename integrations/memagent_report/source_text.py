@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
-from memagent_graph.events import StopReason
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.provenance.overlap import find_quotes as find_shared_passages
 from memagent_graph.provenance.places import find_section_label
@@ -47,8 +46,7 @@ class SourceText:
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        byte_count = document["size"]
-        return cls(store.read_bytes(document, 0, byte_count or 0).decode(errors="replace"), store.sections(document))
+        return cls(store.read(document, 0, document["size"]), store.sections(document))
 
     def find_page(self, start: int) -> str | None:
         """Return the page or source of a character; None if the document has neither."""
@@ -134,9 +132,9 @@ def make_cell(result: ReadResult, source: SourceText, document: int, question: i
         document: the row, counted from 0.
         question: the column, counted from 0.
     """
-    is_stopped = result.stop_reason.resumable
-    is_empty = gives_no_answer(result.answer)
-    state = CellState.STOPPED if is_stopped else CellState.EMPTY if is_empty else CellState.ANSWERED
+    state = CellState.EMPTY if gives_no_answer(result.answer) else CellState.ANSWERED
+    if result.stop_reason.resumable:
+        state = CellState.STOPPED
     usage = result.usage
     return MatrixCell(
         document=document,
@@ -146,7 +144,7 @@ def make_cell(result: ReadResult, source: SourceText, document: int, question: i
         answer=(result.answer or "").encode("utf-8", "replace").decode() if state is CellState.ANSWERED else None,
         quotes=_select_quotes(result, source) if state is CellState.ANSWERED else (),
         run_id=result.run_id,
-        stop_reason=StopReason(result.stop_reason),
+        stop_reason=result.stop_reason,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         seconds=round(usage.seconds, 3),

@@ -143,7 +143,7 @@ async def store_upload(resources: ServerResources, request: Request) -> Uploaded
     owner, settings = get_owner(request), resources.settings
     max_bytes = (owner.max_bytes or settings.storage) + _FORM_BYTES
     with resources.upload_quota.reservation(owner) as reserve:
-        receive = limit_body(request.receive, max_bytes, settings.idle_seconds, settings.body_seconds, reserve=reserve)
+        receive = limit_body(request.receive, max_bytes, settings.idle_seconds, settings.body_seconds, reserve)
         form_request = Request(request.scope, receive)
         async with form_request.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
             file, purpose = form.get("file"), form.get("purpose", "user_data")
@@ -231,8 +231,7 @@ def _make_routes(resources: ServerResources) -> list[Route]:
         Route("/v1/chat/completions", create_completion, methods=["POST"]),
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", get_model),
-        Route("/v1/responses", refuse_responses, methods=["GET", "POST"]),
-        Route("/v1/responses/{rest:path}", refuse_responses, methods=["GET", "POST", "DELETE"]),
+        Route("/v1/responses{rest:path}", refuse_responses, methods=["GET", "POST", "DELETE"]),
         Route("/v1/files", add_file, methods=["POST"]),
         Route("/v1/files", list_files),
         Route("/v1/files/{id}", get_file),
@@ -256,7 +255,7 @@ async def _make_error_response(request: Request, error: Exception) -> Response:
 def _make_read_object(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
     values = {name: value for name, value in asdict(entry).items() if name not in {"owner", "request", "read_request"}}
     if read is not None:
-        values["chunks"] = read.update_count
+        values["chunks"] = len(read.updates)
         values["progress"] = read.newest_update.progress if read.newest_update else None
     return {"object": "read", **values}
 

@@ -74,8 +74,7 @@ def limit_body(
     max_bytes: int,
     idle_seconds: float,
     total_seconds: float,
-    *,
-    reserve: Callable[[int], None] = lambda size: None,
+    reserve: Callable[[int], None],
 ) -> Receive:
     """Wrap `receive` so that it refuses bodies that are too large or do not arrive.
 
@@ -122,12 +121,18 @@ async def read_body(
     Raises:
         APIError: 415, it is not uncompressed JSON; or an error of `limit_body`.
     """
-    require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    # A compressed body may be a decompression bomb.
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise APIError(
+            415, "compressed requests are not accepted; send the JSON uncompressed", code="unsupported_encoding"
+        )
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise APIError(415, "the body must be JSON: send Content-Type: application/json", code="unsupported_type")
     declared_length = request.headers.get("content-length", "")
     if declared_length.isdecimal():
         require_size(int(declared_length), max_bytes)
         reserve(int(declared_length))
-    receive = limit_body(request.receive, max_bytes, idle_seconds, total_seconds, reserve=reserve)
+    receive = limit_body(request.receive, max_bytes, idle_seconds, total_seconds, reserve)
     return await Request(request.scope, receive).body()
 
 
@@ -144,17 +149,3 @@ def require_size(body_bytes: int, max_bytes: int) -> None:
             "it by its file_id, or start the server with a larger --max-body",
             code="request_too_large",
         )
-
-
-def require_json(content_type: str | None, content_encoding: str | None) -> None:
-    """Refuse everything except uncompressed JSON. A compressed body may be a decompression bomb.
-
-    Raises:
-        APIError: 415.
-    """
-    if (content_encoding or "identity").lower() != "identity":
-        raise APIError(
-            415, "compressed requests are not accepted; send the JSON uncompressed", code="unsupported_encoding"
-        )
-    if (content_type or "").partition(";")[0].strip().lower() != "application/json":
-        raise APIError(415, "the body must be JSON: send Content-Type: application/json", code="unsupported_type")

@@ -11,6 +11,7 @@ from typing import Any, Final
 from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.events import StopReason, count_events
 from memagent_graph.plain_text import format_count, make_printable
+from memagent_graph.policy import TokenUsage
 from memagent_graph.results import ReadResult, Usage
 from memagent_serve.ledger import ReadState
 from memagent_serve.reads import ServedRead
@@ -85,8 +86,8 @@ def get_finish_reason(result: ReadResult) -> str:
     return "length" if result.stop_reason.resumable or was_cut else "stop"
 
 
-def sum_usage(usage: Usage, server_usage: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the usage of a read, plus the usage of the reply that the model server wrote from its findings."""
+def sum_usage(usage: Usage | TokenUsage, server_usage: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the usage of a read or a call, plus that of the reply that the model server wrote from its findings."""
     reply_usage = server_usage or {}
     prompt = usage.prompt_tokens + (reply_usage.get("prompt_tokens") or 0)
     completion = usage.completion_tokens + (reply_usage.get("completion_tokens") or 0)

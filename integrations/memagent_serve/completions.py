@@ -326,16 +326,18 @@ class ChatCompletions:
     async def _stream_result(
         self, long_request: LongRequest, reply_head: ReplyHead, result: ReadResult
     ) -> AsyncIterator[str]:
-        if (continuation := long_request.continuation) is not None:
-            async for event in self._stream_continuation(long_request, continuation, reply_head, result):
-                yield event
-            return
-        text = format_answer(result, long_request.options.stop_texts)
-        yield reply_head.make_chunk({"content": text})
+        continuation = long_request.continuation
+        text = "" if continuation is not None else format_answer(result, long_request.options.stop_texts)
+        if continuation is None:
+            yield reply_head.make_chunk({"content": text})
         annotations = await asyncio.to_thread(build_annotations, result, text)
         yield reply_head.make_chunk(
             {"annotations": annotations}, memagent=describe_read(result, long_request.source_names)
         )
+        if continuation is not None:
+            async for event in self._stream_continuation(long_request, continuation, reply_head, result):
+                yield event
+            return
         yield reply_head.make_chunk({}, get_finish_reason(result))
         if long_request.options.wants_usage:
             yield reply_head.make_usage_chunk(sum_usage(result.usage))
@@ -344,10 +346,6 @@ class ChatCompletions:
     async def _stream_continuation(
         self, long_request: LongRequest, continuation: Continuation, reply_head: ReplyHead, result: ReadResult
     ) -> AsyncIterator[str]:
-        annotations = await asyncio.to_thread(build_annotations, result, "")
-        yield reply_head.make_chunk(
-            {"annotations": annotations}, memagent=describe_read(result, long_request.source_names)
-        )
         assert self._policy_server is not None  # noqa: S101  otherwise the read's answer is the reply
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         async with self._policy_server.relay(

@@ -36,54 +36,42 @@ _METRIC_PATHS: Final = (
     "/metrics",
     PAGE_PREFIX,
 )
-
-
 _LAST_EVENT_TIMEOUT_SECONDS: Final = 1.0
 _MIN_SECRET_LENGTH: Final = 8
 """A shorter secret may be a word of an answer, so it is removed only from errors."""
 
 
+@dataclass(eq=False, repr=False)
 class Guard:
     """Passes a request to the application with the owner of its key in `request.state.owner`, or refuses it.
 
     All replies pass through it, so it also removes the policy's secrets from them.
-
-    Args:
-        app: the application.
-        names: the host names and the web pages that clients may use.
-        keys: the known keys.
-        metrics: the counters.
-        sessions: the browsers that may use the live page; None if there is no live page.
-        secrets: the policy's keys and passwords.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        names: AllowedNames,
-        keys: Keys,
-        metrics: Metrics,
-        sessions: PageSessions | None = None,
-        secrets: Sequence[str] = (),
-    ) -> None:
-        self._app = app
-        self._names = names
-        self._keys = keys
-        self._metrics = metrics
-        self._sessions = sessions
-        self._redact_errors = make_redaction(secrets)
-        self._redact_texts = make_redaction(secret for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH)
+    app: ASGIApp
+    names: AllowedNames
+    """The host names and the web pages that clients may use."""
+    keys: Keys
+    metrics: Metrics
+    sessions: PageSessions | None
+    """The browsers that may use the live page; None if there is no live page."""
+    secrets: Sequence[str]
+    """The policy's keys and passwords."""
+
+    def __post_init__(self) -> None:
+        self._redact_errors = make_redaction(self.secrets)
+        self._redact_texts = make_redaction(secret for secret in self.secrets if len(secret) >= _MIN_SECRET_LENGTH)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         metric_path = next((prefix for prefix in _METRIC_PATHS if scope["path"].startswith(prefix)), "other")
-        response = _GuardedResponse(send, self._redact, self._metrics.request_seconds.labels(metric_path).observe)
+        response = _GuardedResponse(send, self._redact, self.metrics.request_seconds.labels(metric_path).observe)
         try:
             self._admit(scope)
-            await self._app(scope, receive, response.send)
+            await self.app(scope, receive, response.send)
             if response.is_open_stream:  # a stream ends by itself, or because the server stops
                 await response.fail(make_stopping_error(), scope, receive)
         except ClientDisconnect:
@@ -101,7 +89,7 @@ class Guard:
                 raise
             await response.fail(failure, scope, receive)
         finally:
-            self._metrics.requests.labels(metric_path, str(response.status)).inc()
+            self.metrics.requests.labels(metric_path, str(response.status)).inc()
 
     def _redact(self, body: bytes, *, is_error: bool) -> bytes:
         redact = self._redact_errors if is_error else self._redact_texts
@@ -112,13 +100,13 @@ class Guard:
         if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have used the other length
             message = "the request has two lengths, Content-Length and Transfer-Encoding"
             raise APIError(400, message, headers={"Connection": "close"})
-        if not self._names.allows_host(headers.get("host", "")):
+        if not self.names.allows_host(headers.get("host", "")):
             raise APIError(
                 421,
                 "this server does not accept that host name; start it with --server-name and the name that clients use",
                 code="unknown_host",
             )
-        if (origin := headers.get("origin")) is not None and not self._names.allows_origin(origin):
+        if (origin := headers.get("origin")) is not None and not self.names.allows_origin(origin):
             raise APIError(
                 403,
                 "web pages of this origin are not allowed; start the server with --allow-origin to allow them",
@@ -126,10 +114,10 @@ class Guard:
             )
         if scope["path"] == "/health":  # the reply has no private data
             return
-        if self._sessions is not None and self._sessions.is_page_path(scope["path"]):
-            scope.setdefault("state", {})["owner"] = self._sessions.admit(scope)
+        if self.sessions is not None and self.sessions.is_page_path(scope["path"]):
+            scope.setdefault("state", {})["owner"] = self.sessions.admit(scope)
             return
-        owner = self._keys.find_owner(headers.get("authorization"))
+        owner = self.keys.find_owner(headers.get("authorization"))
         if owner is None:
             raise APIError(
                 401,

@@ -7,7 +7,7 @@ conversation is read too. The user's latest request is never left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -183,13 +183,11 @@ def compose_question(
         return shorten_text(question, max_tokens, tokenizer.count)
     question = shorten_text(question, max_tokens // 2, tokenizer.count)
     context_tokens = max_tokens - tokenizer.count(question) - _STUB_TOKENS
-    system_text = _collect_unread_text(request, plan, max_tokens, lambda index, role: role in _SYSTEM_ROLES)
+    system_text = _collect_unread_text(request, plan, max_tokens, of_system=True)
     if system_text:
         system_text = shorten_text(f"Instructions: {system_text}", max(1, context_tokens // 2), tokenizer.count)
     context_tokens -= tokenizer.count(system_text)
-    earlier_text = _collect_unread_text(
-        request, plan, max_tokens, lambda index, role: role not in _SYSTEM_ROLES and index < (plan.latest_index or 0)
-    )
+    earlier_text = _collect_unread_text(request, plan, max_tokens, of_system=False)
     if earlier_text:
         earlier_text = f"Earlier in the conversation: {earlier_text}"
         earlier_text = shorten_text(earlier_text, max(1, context_tokens), tokenizer.count)
@@ -206,27 +204,25 @@ def name_speaker(message: ChatMessage) -> str:
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
 
-def _collect_unread_text(
-    request: ChatRequest, plan: ReadingPlan, max_tokens: int, is_included: Callable[[int, str], bool]
-) -> str:
-    """Return the text of chosen messages, except the parts that are read."""
+def _collect_unread_text(request: ChatRequest, plan: ReadingPlan, max_tokens: int, *, of_system: bool) -> str:
+    """Return the text of the system messages, or of the other messages before the latest request.
+
+    The parts that are read are left out, except the instructions at the beginning of a long system message.
+    """
     paragraphs = []
     for index, message in enumerate(request.messages):
-        if not is_included(index, message.role) or (index < plan.history_length and message.role not in _SYSTEM_ROLES):
+        is_system = message.role in _SYSTEM_ROLES
+        is_earlier = plan.history_length <= index < (plan.latest_index or 0)
+        if is_system != of_system or not (is_system or is_earlier):
             continue
-        parts = [
-            (part.text, PartPosition(index, part_index) in plan.positions)
-            for part_index, part in enumerate(message.parts)
-        ]
-        # The instructions are at the beginning of a long system message.
-        texts = [
-            _limit_length(text, max_tokens)[: max_tokens * 2 if is_read else None]
-            for text, is_read in parts
-            if text is not None and (message.role in _SYSTEM_ROLES or not is_read)
-        ]
+        texts = []
+        for part_index, part in enumerate(message.parts):
+            is_read = PartPosition(index, part_index) in plan.positions
+            if part.text is not None and (is_system or not is_read):
+                texts.append(_limit_length(part.text, max_tokens)[: max_tokens * 2 if is_read else None])
         text = "\n".join(texts).strip()
         if text:
-            paragraphs.append(text if message.role in _SYSTEM_ROLES else f"{name_speaker(message)}: {text}")
+            paragraphs.append(text if is_system else f"{name_speaker(message)}: {text}")
     return "\n".join(paragraphs)
 
 

@@ -6,18 +6,17 @@ same site, every change also needs a header that only this page sends.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
-from http.cookies import CookieError, SimpleCookie
 from typing import Final
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Scope
 
 from memagent_serve.api_errors import APIError
-from memagent_serve.keys import LOCAL, Keys, Owner
+from memagent_serve.keys import LOCAL, Keys, Owner, hash_secret
 
 PAGE_PREFIX: Final = "/page"
 """The prefix of all paths of the page except "/"."""
@@ -66,14 +65,14 @@ class PageSessions:
         digests = [digest for digest, session_owner in self._sessions.items() if session_owner.name == owner.name]
         for digest in digests[: max(0, len(digests) + 1 - _SESSIONS_PER_OWNER)]:
             del self._sessions[digest]
-        self._sessions[_hash_session(session)] = owner
+        self._sessions[hash_secret(session)] = owner
         response = Response(status_code=204)
         response.set_cookie(_name_cookie(port), session, path="/", httponly=True, samesite="strict")
         return response
 
     def sign_out(self, scope: Scope) -> None:
         """Sign out the browser that sent a request."""
-        self._sessions.pop(_hash_session(_read_session(scope)), None)
+        self._sessions.pop(_hash_session(scope), None)
 
     @staticmethod
     def is_page_path(path: str) -> bool:
@@ -99,7 +98,7 @@ class PageSessions:
             raise APIError(403, f"the header {PAGE_HEADER} is missing", code="not_from_the_page")
         if is_public or (path == SIGN_IN_PATH and scope["method"] == "POST"):
             return None
-        owner = self._sessions.get(_hash_session(_read_session(scope)))
+        owner = self._sessions.get(_hash_session(scope))
         if owner is None:
             raise APIError(401, "sign in with the token of the start-up message, or a key", code="not_signed_in")
         return owner
@@ -109,14 +108,7 @@ def _name_cookie(port: int) -> str:
     return f"memagent_page_{port}"
 
 
-def _read_session(scope: Scope) -> str:
+def _hash_session(scope: Scope) -> bytes:
+    """Return the digest of the session in a request's cookie; of "" without a cookie."""
     port = scope["server"][1] if scope.get("server") else 0
-    try:
-        cookie = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(_name_cookie(port))
-    except CookieError:
-        return ""
-    return cookie.value if cookie else ""
-
-
-def _hash_session(session: str) -> bytes:
-    return hashlib.sha256(session.encode(errors="replace")).digest()
+    return hash_secret(HTTPConnection(scope).cookies.get(_name_cookie(port), ""))

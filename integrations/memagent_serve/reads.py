@@ -17,7 +17,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -85,7 +85,6 @@ class ServedRead:
     run_id: str
     read_request: ReadRequest
     request_digest: str
-    began: float = field(default_factory=time.time)
     state: ReadState = ReadState.WAITING
     updates: list[MemoryUpdate] = field(default_factory=list)
     """The memory updates of this process, in order."""
@@ -105,13 +104,8 @@ class ServedRead:
 
     def wake_followers(self) -> None:
         """Wake all followers."""
-        change_event, self.change_event = self.change_event, asyncio.Event()
-        change_event.set()
-
-    @property
-    def update_count(self) -> int:
-        """The number of memory updates so far, in this process."""
-        return len(self.updates)
+        self.change_event.set()
+        self.change_event = asyncio.Event()
 
     @property
     def newest_update(self) -> MemoryUpdate | None:
@@ -170,7 +164,7 @@ class ReadManager:
             entries = await asyncio.to_thread(self.ledger.find_by_request, read_request.owner.name, request_digest)
             last_entry = next((entry for entry in entries if not entry.edited), None) if not read_again else None
             if last_entry is not None and not self._is_outdated(last_entry):
-                read = ServedRead(last_entry.run_id, read_request, request_digest, last_entry.began)
+                read = ServedRead(last_entry.run_id, read_request, request_digest)
                 start_kind = StartKind.REPEATED if last_entry.state is ReadState.FINISHED else StartKind.RESUMED
             else:
                 read = ServedRead(f"{request_digest[:24]}-{len(entries)}", read_request, request_digest)
@@ -181,7 +175,7 @@ class ReadManager:
                     request_digest,
                     read_request.question,
                     read_request.document["name"],
-                    read.began,
+                    time.time(),
                     read_request=msgspec.json.encode(read_request).decode(),
                 )
                 await asyncio.to_thread(self.ledger.begin, entry)
@@ -199,10 +193,8 @@ class ReadManager:
                 return
             self.require_capacity(owner)
             request_digest = "" if entry.edited else entry.request
-            self._launch(
-                ServedRead(entry.run_id, ReadRequest.from_entry(entry, owner), request_digest, entry.began),
-                StartKind.RESUMED,
-            )
+            read = ServedRead(entry.run_id, ReadRequest.from_entry(entry, owner), request_digest)
+            self._launch(read, StartKind.RESUMED)
 
     def _launch(self, read: ServedRead, start_kind: StartKind) -> None:
         self.metrics.reads.labels(start_kind).inc()
@@ -266,8 +258,7 @@ class ReadManager:
         self._readers.clear()
 
     def _is_outdated(self, entry: Entry) -> bool:
-        is_finished = entry.state is ReadState.FINISHED and entry.ended is not None
-        return is_finished and time.time() - (entry.ended or 0.0) > self.settings.keep_seconds
+        return entry.state is ReadState.FINISHED and time.time() - (entry.ended or 0.0) > self.settings.keep_seconds
 
     def require_capacity(self, owner: Owner, question: str | None = None) -> None:
         """Refuse a read of a key if too many are running, unless it may join one with the same question.
@@ -302,7 +293,9 @@ class ReadManager:
         started_at = time.monotonic()
         try:
             async with self._slots:
-                await self._mark(read, ReadState.RUNNING)
+                read.state = ReadState.RUNNING
+                read.wake_followers()
+                await asyncio.to_thread(self.ledger.mark, read.run_id, ReadState.RUNNING)
                 started_at = time.monotonic()
                 result = await self._read_document(read, may_resume=start_kind is not StartKind.STARTED)
             state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
@@ -337,11 +330,6 @@ class ReadManager:
         except MemAgentError as failure:
             logger.warning("%s", failure)
 
-    async def _mark(self, read: ServedRead, state: ReadState) -> None:
-        read.state = state
-        read.wake_followers()
-        await asyncio.to_thread(self.ledger.mark, read.run_id, state)
-
     async def _read_document(self, read: ServedRead, *, may_resume: bool) -> ReadResult:
         read_request = read.read_request
         reader = await self.get_reader(read_request)
@@ -365,14 +353,11 @@ class ReadManager:
             policy = self.reader.policy
             if salt and isinstance(policy, OpenAICompatiblePolicy):
                 policy = policy.with_fields({"cache_salt": salt})
-            options: dict[str, Any] = (
-                {} if read_request.answer_tokens is None else {"answer_tokens": read_request.answer_tokens}
-            )
             self._readers[key] = self.reader.copy(
                 policy=policy,
                 sampling=replace(read_request.sampling, logprobs=(await self.reader.aprepare()).sampling.logprobs),
                 checkpoints=await self.reader.acheckpointer(),
-                **options,
+                answer_tokens=read_request.answer_tokens or self.reader.settings.answer_tokens,
             )
             while len(self._readers) > _MAX_READERS:
                 self._readers.popitem(last=False)

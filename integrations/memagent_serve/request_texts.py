@@ -6,6 +6,7 @@ The document consists of the long parts of the request, one after the other, eac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -133,9 +134,10 @@ def _find_tool_name(request: ChatRequest, message: ChatMessage) -> str:
         return name
     call_id = message.get_field("tool_call_id")
     for other_message in request.messages:
-        for call in _parse_tool_calls(other_message):
-            if call.id == call_id and call.function is not None:
-                return call.function.name
+        with suppress(msgspec.DecodeError):
+            for call in _tool_calls_decoder.decode(other_message.fields.get("tool_calls", b"null")) or ():
+                if call.id == call_id and call.function is not None:
+                    return call.function.name
     return "a tool"
 
 
@@ -148,16 +150,7 @@ class _ToolCall(msgspec.Struct):
     function: _Function | None = None
 
 
-_decoder: Final = msgspec.json.Decoder(list[_ToolCall] | None)
-
-
-def _parse_tool_calls(message: ChatMessage) -> list[_ToolCall]:
-    if "tool_calls" not in message.fields:
-        return []
-    try:
-        return _decoder.decode(message.fields["tool_calls"]) or []
-    except msgspec.DecodeError:
-        return []
+_tool_calls_decoder: Final[msgspec.json.Decoder[list[_ToolCall] | None]] = msgspec.json.Decoder(list[_ToolCall] | None)
 
 
 # The request with the findings

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
-from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import (
     CheckpointsOption,
     LogOption,
@@ -45,7 +44,7 @@ class Serve(ReaderOptions):
     environment.
     """
 
-    environment: ClassVar[str] = "MEMAGENT_SERVE"
+    context_settings: ClassVar = {"auto_envvar_prefix": "MEMAGENT_SERVE"}
     examples: ClassVar = (
         "memagent serve",
         "memagent serve --base-url http://localhost:8000/v1 --port 8080",
@@ -142,10 +141,7 @@ class Serve(ReaderOptions):
         """Run the command."""
         import asyncio  # noqa: PLC0415
 
-        try:
-            asyncio.run(_serve(self))
-        except KeyboardInterrupt:
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        asyncio.run(_serve(self))
 
 
 async def _serve(command: Serve) -> None:

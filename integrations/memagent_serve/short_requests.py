@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from typing import Final
 
 import aiohttp
@@ -19,10 +20,10 @@ from memagent_graph.policies.api_variants import extract_server_message
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policies.sending import read_body, read_error_body
 from memagent_graph.policies.server_errors import OverlongReplyError
-from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams
+from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams, TokenUsage
 from memagent_graph.reasoning import extract_reply
 from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
-from memagent_serve.chat_replies import DONE, ReplyHead
+from memagent_serve.chat_replies import DONE, ReplyHead, sum_usage
 from memagent_serve.chat_requests import ChatRequest
 
 _RELAYED_HEADERS: Final = frozenset({"retry-after", "x-request-id", "openai-processing-ms", "openai-version"})
@@ -181,24 +182,13 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
     """
     options = request.options
     reply_tokens = min(options.answer_tokens or max_tokens, max_tokens)
-    params = options.make_sampling(base)
-    sampling = SamplingParams(
-        reply_tokens,
-        params.temperature,
-        params.top_p,
-        seed=params.seed,
-        stop=options.stop_texts,
+    sampling = replace(
+        options.make_sampling(base), max_tokens=reply_tokens, stop=options.stop_texts, logprobs=None, json_schema=None
     )
     completion = await policy.complete(_make_text_messages(request), sampling)
     reply_head = ReplyHead(secrets.token_hex(12), completion.model)
     text, finish_reason = extract_reply(completion.text).strip(), _FINISH_REASONS.get(completion.finish_reason, "stop")
-    counts = completion.usage
-    prompt_tokens, completion_tokens = (counts.prompt_tokens, counts.completion_tokens) if counts else (0, 0)
-    usage = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+    usage = sum_usage(completion.usage or TokenUsage(0, 0))
     if not options.stream:
         return JSONResponse(reply_head.make_completion({"content": text}, finish_reason, usage))
 

@@ -21,7 +21,6 @@ from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Ledger
 
-_FILE_ID: Final = re.compile(r"file-[0-9a-f]{32}")
 _MAX_NAME_LENGTH: Final = 200
 _MAX_FILES: Final = 10_000
 """Maximum number of files and texts of one key."""
@@ -78,7 +77,7 @@ class Uploads:
             APIError: 413 if the key's files would exceed their limit, 507 if all keys' would; 400 for an empty file.
         """
         file_id = f"file-{secrets.token_hex(16)}"
-        path = self._get_path(owner, file_id)
+        path = self.folder / owner.name / f"{file_id}.bin"
         create_private_folder(path.parent)
         create_private_file(path)
         try:
@@ -186,12 +185,11 @@ class Uploads:
         """
         for file in self._select_files("owner = ? AND id = ?", (owner.name, file_id)):
             return file
-        raise _make_missing_file_error(file_id)
+        raise make_not_found(f"there is no file {make_one_line(file_id, 64)!r}", param="file_id")
 
     def get_content_path(self, owner: Owner, file_id: str) -> Path:
         """Return the path of a file's bytes. Raises like `get`."""
-        self.get(owner, file_id)
-        return self._get_path(owner, file_id)
+        return self.folder / owner.name / f"{self.get(owner, file_id).id}.bin"
 
     def delete(self, owner: Owner, file_id: str) -> None:
         """Delete a file. Runs that read it keep what they have read. Raises like `get`."""
@@ -203,11 +201,6 @@ class Uploads:
         columns = "id, bytes, created_at, filename, purpose"
         rows = self.ledger.execute(f"SELECT {columns} FROM files WHERE {condition}", values)  # noqa: S608  those above
         return [UploadedFile(**row) for row in rows]
-
-    def _get_path(self, owner: Owner, file_id: str) -> Path:
-        if not _FILE_ID.fullmatch(file_id):
-            raise _make_missing_file_error(file_id)
-        return self.folder / owner.name / f"{file_id}.bin"
 
 
 def _make_quota_error(owner: Owner | None) -> APIError:
@@ -222,7 +215,3 @@ def clean_file_name(name: str | None) -> str:
     """Return the last part of a client's file name, in one line, for messages. It is never used as a path."""
     file_name = re.split(r"[\\/]", name or "")[-1]
     return make_one_line(file_name, _MAX_NAME_LENGTH).strip() or "file"
-
-
-def _make_missing_file_error(file_id: str) -> APIError:
-    return make_not_found(f"there is no file {make_one_line(file_id, 64)!r}", param="file_id")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _BUILT_IN: Final = {
     "read": "read:Read",
     "resume": "read:Resume",
-    "doctor": "doctor:Doctor",
+    "doctor": "policy_commands:Doctor",
     "show": "runs:Show",
     "runs": "runs:Runs",
     "reward": "runs:GiveReward",
@@ -60,7 +60,8 @@ class Command(Protocol):
 
     Its fields are the arguments and options, annotated for typer. A field with the name of a setting of `ReadSettings`
     needs no annotation. The help shows fields of the class first, then inherited fields. The options of a long help are
-    in groups, the common ones first. `examples` are command lines for the end of the help.
+    in groups, the common ones first. `examples` are command lines for the end of the help, and `context_settings` are
+    those of a click context.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -94,18 +95,12 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
 
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    # A number may be negative and must not be parsed as an option.
-    context: dict[str, Any] = {}
-    if getattr(command, "takes_negative_numbers", False):
-        context["ignore_unknown_options"] = True
-    if prefix := getattr(command, "environment", None):
-        context["auto_envvar_prefix"] = prefix
     examples = [f"  {rich.markup.escape(example)}" for example in getattr(command, "examples", ())]
     app.command(
         name,
         help=command.__doc__,
         epilog="\n\n".join(["Examples:", *examples]) if examples else None,
-        context_settings=context,
+        context_settings=getattr(command, "context_settings", None),
     )(callback)
 
 

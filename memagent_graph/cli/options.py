@@ -127,13 +127,12 @@ def open_reader(command: Any, settings: ReadSettings, *, store: Any = None, is_l
         store: an open store, which replaces `--store`.
         is_logged: whether the runs are logged.
     """
-    from memagent_graph.documents import open_store
     from memagent_graph.reader import MemAgent
     from memagent_graph.storage.private_files import get_default_checkpoints
 
     return MemAgent(
         settings=settings,
-        store=store or open_store(command.store),
+        store=store or command.store,
         checkpoints=command.checkpoints or (get_default_checkpoints() if is_logged else None),
         run_log=(command.log or True) if is_logged else False,
     )

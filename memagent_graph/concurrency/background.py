@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from functools import update_wrapper
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from memagent_graph.errors import PermanentError
@@ -41,7 +41,6 @@ if hasattr(os, "register_at_fork"):
 
 
 T = TypeVar("T")
-S = TypeVar("S")
 P = ParamSpec("P")
 
 _CLEANUP_SECONDS = 10.0
@@ -104,31 +103,36 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
         RuntimeError: it was called on the background loop, where it would wait for itself.
         PermanentError: `cancellation` cancelled it. A caller that retries other errors does not retry this one.
     """
-    loop = _background_loop.get()
-    if asyncio._get_running_loop() is loop:
-        coroutine.close()
-        raise RuntimeError("a synchronous call was made on the background loop; await the asynchronous one instead")
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    cancellation = cancellation or Cancellation()
     try:
-        with (cancellation or Cancellation()).watch(future.cancel):
+        with _start(coroutine) as future, cancellation.watch(future.cancel):
             return future.result()
-    except BaseException as error:
-        _cancel(future, coroutine, loop)
-        if isinstance(error, CancelledError) and cancellation and cancellation.is_cancelled:
+    except CancelledError as error:
+        if cancellation.is_cancelled:
             raise PermanentError(
                 "the read was cancelled by its caller", hint="Start it again, or resume it."
             ) from error
         raise
 
 
-def _cancel(future: Future[Any], coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel a coroutine unless it has ended, and wait for its end: until then, it holds the lease of its run."""
-    future.cancel()
-    if (
-        future.cancelled() and asyncio._get_running_loop() is not loop
-    ):  # the future is cancelled at once, the coroutine later
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(_await_end(coroutine), loop).result(_CLEANUP_SECONDS)
+@contextmanager
+def _start(coroutine: Coroutine[Any, Any, T]) -> Iterator[Future[T]]:
+    """Run a coroutine on the background loop, and cancel it at the end of the block unless it has ended.
+
+    Its end is awaited, because until then it holds the lease of its run.
+    """
+    loop = _background_loop.get()
+    if asyncio._get_running_loop() is loop:
+        coroutine.close()
+        raise RuntimeError("a synchronous call was made on the background loop; await the asynchronous one instead")
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        yield future
+    finally:
+        future.cancel()  # the future is cancelled at once, the coroutine later
+        if future.cancelled() and asyncio._get_running_loop() is not loop:
+            with suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_await_end(coroutine), loop).result(_CLEANUP_SECONDS)
 
 
 async def _await_end(coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -138,40 +142,34 @@ async def _await_end(coroutine: Coroutine[Any, Any, Any]) -> None:
             await asyncio.wait({task})
 
 
-def make_synchronous(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
+def make_synchronous(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """Return the synchronous version of a method: the same arguments, result and errors."""
 
-    def wrapper(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run_sync(method(self, *args, **kwargs))
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run_sync(method(*args, **kwargs))
 
     _name_wrapper(wrapper, method)
     return wrapper
 
 
-def make_synchronous_stream(
-    method: Callable[Concatenate[S, P], AsyncGenerator[T, None]],
-) -> Callable[Concatenate[S, P], Iterator[T]]:
+def make_synchronous_stream(method: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Iterator[T]]:
     """Return the synchronous version of an asynchronous generator method, which runs on the background loop."""
 
-    def wrapper(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         end_marker = object()
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         async def produce() -> None:
             try:
-                async for item in method(self, *args, **kwargs):
+                async for item in method(*args, **kwargs):
                     items.put(item)
             finally:
                 items.put(end_marker)
 
-        coroutine, loop = produce(), _background_loop.get()
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        try:
+        with _start(produce()) as future:
             while (item := items.get()) is not end_marker:
                 yield item
             future.result()  # raises its error
-        finally:
-            _cancel(future, coroutine, loop)
 
     _name_wrapper(wrapper, method)
     return wrapper

@@ -39,10 +39,8 @@ def resolve_below(root: Path, path: str, *, hint: str, allow_any_kind: bool = Fa
 
     Raises:
         DocumentError: the path does not exist.
-        RefusedSourceError: the text is not a path, or the path leads out of the root, or to no regular file.
+        RefusedSourceError: the path cannot be resolved, or leads out of the root, or to no regular file.
     """
-    if "\0" in path or not path.strip():
-        raise RefusedSourceError(f"{shorten_name(path)!r} is not a path", hint=hint)
     try:
         root = root.resolve(strict=True)
         target = (root / path).resolve(strict=True)

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
@@ -79,22 +80,13 @@ _thread_pools: Final = PerLoop(
 
 
 @cache
-def list_converters() -> Mapping[str, tuple[str, str]]:
-    """Return for each kind of file its converter ("module:function") and the extra that this needs ("" for none)."""
-    return {
-        kind: (entry.value.partition("[")[0].strip(), "".join(entry.extras[:1]))
-        for kind, entry in list_entry_points(CONVERTERS).items()
-    }
+def list_converters() -> Mapping[str, EntryPoint]:
+    """Return the entry point of the converter for each kind of file."""
+    return list_entry_points(CONVERTERS)
 
 
 def convert_parts(
-    name: str,
-    kind: str,
-    file: IO[bytes],
-    cancellation: Cancellation,
-    *,
-    pages: str = "",
-    converter: str | None = None,
+    name: str, kind: str, file: IO[bytes], *, pages: str, cancellation: Cancellation, converter: str | None
 ) -> Parts:
     """Convert a file in a separate process; yield its text in order, and its omissions.
 
@@ -102,8 +94,8 @@ def convert_parts(
         name: the document's name, for messages.
         kind: as in `SourceFile`; HTML must be in UTF-8.
         file: a file on disk, which is read from its beginning.
-        cancellation: stops the conversion early.
         pages: the pages of a PDF file to convert, as `Document.pages`; empty for all.
+        cancellation: stops the conversion early.
         converter: the user's own converter: path/to/file.py:function, module:function, or the name of an entry point.
 
     Raises:
@@ -111,12 +103,13 @@ def convert_parts(
             was cancelled.
         MissingExtraError: a package that the converter needs is missing.
     """
+    converters = {kind: f"{entry.module}:{entry.attr}" for kind, entry in list_converters().items()}
     task = {
         "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
         "kind": kind,
         "pages": pages,
-        "converter": _locate_converter(converter),
-        "converters": {kind: location for kind, (location, _) in list_converters().items()},
+        "converter": converters.get(converter or "", _resolve_path(converter)),
+        "converters": converters,
         "bounds": _read_bounds(),
     }
     file.flush()
@@ -126,11 +119,9 @@ def convert_parts(
         yield from _read_output(task, result, exit_code)
 
 
-def _locate_converter(converter: str | None) -> str | None:
-    """Return the location of a user's converter, with an absolute path, or None if there is no such converter."""
-    if converter is None or converter in list_converters():
-        return converter and list_converters()[converter][0]
-    module, colon, function = converter.rpartition(":")
+def _resolve_path(converter: str | None) -> str | None:
+    """Return a user's converter, with an absolute path if it is in a file."""
+    module, colon, function = (converter or "").rpartition(":")
     return f"{Path(module).expanduser().resolve()}{colon}{function}" if module.endswith(".py") else converter
 
 
@@ -197,13 +188,14 @@ def _describe_file(task: Mapping[str, Any]) -> str:
 def _make_error(
     task: Mapping[str, Any], kind: str, message: str, hint: str | None
 ) -> DocumentError | MissingExtraError:
+    entry = list_converters().get(task["kind"])
     match kind:
         case "memory" | "text":
             return _make_bound_error(task, kind)
         case "unsupported":
             return UnsupportedDocumentError(message, hint=hint)
-        case "missing" if extra := list_converters().get(task["kind"], ("", ""))[1]:
-            return MissingExtraError(extra, f"reading the {_describe_file(task)}")
+        case "missing" if entry and entry.extras:
+            return MissingExtraError(entry.extras[0], f"reading the {_describe_file(task)}")
         case "missing":
             return DocumentError(
                 f"reading the {_describe_file(task)} needs the package {message!r}", hint="Install it."

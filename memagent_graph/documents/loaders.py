@@ -117,20 +117,19 @@ def make_pages_error(document: Document, kind: str) -> UnsupportedDocumentError:
 
 def _open_file(document: Document) -> IO[bytes]:
     path: Path = document.content
-    hint = None
     name = path if document.root is None else document.name  # clients must not learn the location of the root
     try:
         return path.open("rb") if document.root is None else open_regular_file(path, document.root)
     except FileNotFoundError:
-        reason, hint = "does not exist", "Check the path; to read a text itself use Document.from_text."
+        problem, hint = "does not exist", "Check the path; to read a text itself use Document.from_text."
     except IsADirectoryError:
-        reason, hint = "is a directory", "Pass one file, or read its files one by one."
+        problem, hint = "is a directory", "Pass one file, or read its files one by one."
     except PermissionError:
-        reason, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
+        problem, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
     except (OSError, ValueError) as error:
-        message = f"the file {name} cannot be opened: {getattr(error, 'strerror', error)}"
-        raise DocumentError(message, hint="Check the path, or copy the file.") from error
-    raise DocumentError(f"the file {name} {reason}", hint=hint)
+        problem = f"the file {name} cannot be opened: {getattr(error, 'strerror', error)}"
+        raise DocumentError(problem, hint="Check the path, or copy the file.") from error
+    raise DocumentError(f"the file {name} {problem}", hint=hint)
 
 
 def _find_kind(document: Document, file: IO[bytes], sample: bytes) -> str | None:
@@ -209,4 +208,4 @@ def _convert_html(
     with tempfile.TemporaryFile() as copy:
         for text in decode_pieces(document.name, file, encoding, replace=replace):
             copy.write(text.encode("utf-8", "surrogatepass"))
-        yield from convert(document.name, "html", copy)
+        yield from convert(document.name, "html", copy, pages="")

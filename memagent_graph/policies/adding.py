@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import math
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -45,13 +44,7 @@ if TYPE_CHECKING:
 REQUIRED_MODULES: Final = ("torch", "transformers", "safetensors", "gguf", "accelerate")
 """The modules that `add_policy` needs. transformers reads a GGUF file only if accelerate is installed."""
 _TEMPORARY_PREFIX: Final = ".adding-"
-_FTYPE_F16: Final = 1  # LLAMA_FTYPE_MOSTLY_F16
 _REWRITTEN_KEYS: Final = ("general.architecture", "general.file_type", "general.quantization_version")
-_MODULE_BY_GGUF_NAME: Final = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
 _ADAPTER_CONFIG: Final = "adapter_config.json"
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 _UNSUPPORTED_OPTIONS: Final = (
@@ -309,13 +302,14 @@ def _write_gguf(base: Path, model: Path, target: Path) -> None:
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name not in _REWRITTEN_KEYS:
             writer.add_key_value(name, values[name], field.types[0], sub_type=field.types[-1])
-    writer.add_file_type(_FTYPE_F16)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, values[f"{architecture}.block_count"])
     with safe_open(model / "model.safetensors", "numpy") as merged_weights:
+        projections = [name for name in merged_weights.offset_keys() if name.endswith("_proj.weight")]
+        projection_by_gguf_name = {names.get_name(name, (".weight",)): name for name in projections}
         for tensor in reader.tensors:
-            layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name)
-            if layer and layer[2] in _MODULE_BY_GGUF_NAME:
-                module = _MODULE_BY_GGUF_NAME[layer[2]]
-                weight = merged_weights.get_tensor(f"model.layers.{layer[1]}.{module}.weight")
+            if tensor.name in projection_by_gguf_name:
+                weight = merged_weights.get_tensor(projection_by_gguf_name[tensor.name])
             else:
                 weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32)
             writer.add_tensor(tensor.name, weight if weight.ndim == 1 else weight.astype(numpy.float16))

@@ -76,7 +76,8 @@ class Profile:
         rules = {"on_invented": self.on_invented.value}
         strategy = {"strategy": self.strategy} if self.strategy else {}
         dtype = {"dtype": self.dtype} if self.dtype else {}
-        sampling = {"temperature": self.temperature, "top_p": self.top_p} if self.temperature else {}
+        is_greedy = (self.temperature, self.top_p) == (0.0, 1.0)
+        sampling = {} if is_greedy else {"temperature": self.temperature, "top_p": self.top_p}
         return {**asdict(self.budget), "boundary": self.boundary, **rules, **wording, **strategy, **dtype, **sampling}
 
 

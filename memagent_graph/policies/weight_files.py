@@ -22,14 +22,13 @@ from typing import Final
 from memagent_graph.errors import PolicyError, load_extra
 from memagent_graph.storage.private_files import open_atomically
 
-_HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _METADATA_FILES: Final = ("*.json", "*.txt", "*.jinja", "*.model", "templates/*")
 _WEIGHT_FILES: Final = ("*.safetensors", "pytorch_model*.bin")
 
 
 def is_hub_id(name: str) -> bool:
     """Return whether a name has the form of a repository on the hub."""
-    return _HUB_ID.fullmatch(name) is not None
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
 
 
 def fetch_model_folder(repository: str, *, with_weights: bool) -> Path:

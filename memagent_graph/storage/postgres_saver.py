@@ -127,17 +127,16 @@ class PostgresSaver(AsyncPostgresSaver):
 
     async def _execute(self, config: RunnableConfig | None, action: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a statement, and repeat it if the connection was lost."""
-        for attempt in range(_MAX_ATTEMPTS):
+        attempts_left = _MAX_ATTEMPTS
+        while True:
             reset_size_limits()
             try:
                 return await action()
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                if attempt == _MAX_ATTEMPTS - 1:
-                    raise _make_error(self.display_url, error, config) from error
-                await self.conn.check()  # a restart of the server closes all connections, also those that are idle
             except (psycopg.Error, OSError, UndecodableStateError) as error:
-                raise _make_error(self.display_url, error, config) from error
-        raise AssertionError("the last attempt returns or raises")
+                attempts_left -= 1
+                if not attempts_left or not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                    raise _make_error(self.display_url, error, config) from error
+            await self.conn.check()  # a restart of the server closes all connections, also those that are idle
 
 
 def _separate_text(value: Any) -> Any:

@@ -92,7 +92,10 @@ class CompressedSerializer(SerializerProtocol):
         try:
             if type_name == _TEXT_TYPE or type_name.endswith(_COMPRESSED_SUFFIX):
                 content = inflate(content, _MAX_BYTES)
-            _apply_size_limits(content)
+            remaining_bytes = _remaining_bytes.get([_MAX_TOTAL_BYTES])
+            remaining_bytes[0] -= len(content)
+            if len(content) > _MAX_BYTES or remaining_bytes[0] < 0:
+                raise ValueError(f"it has more than {_MAX_BYTES:,} bytes, or its state more than {_MAX_TOTAL_BYTES:,}")
             if type_name == _TEXT_TYPE:
                 return content.decode("utf-8", "surrogatepass")
             return self._plain.loads_typed((type_name.removesuffix(_COMPRESSED_SUFFIX), content))
@@ -103,14 +106,6 @@ class CompressedSerializer(SerializerProtocol):
 def reset_size_limits() -> None:
     """Start counting the bytes of the next state in this task."""
     _remaining_bytes.set([_MAX_TOTAL_BYTES])
-
-
-def _apply_size_limits(content: bytes) -> None:
-    """Count bytes against the limits. Raises ValueError if there are too many."""
-    remaining_bytes = _remaining_bytes.get([_MAX_TOTAL_BYTES])
-    remaining_bytes[0] -= len(content)
-    if len(content) > _MAX_BYTES or remaining_bytes[0] < 0:
-        raise ValueError(f"a value has more than {_MAX_BYTES:,} bytes, or its state more than {_MAX_TOTAL_BYTES:,}")
 
 
 def require_state(state: _State) -> _State:

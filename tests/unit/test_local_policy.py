@@ -66,10 +66,7 @@ async def test_the_embedded_policy_keeps_no_invented_memories_by_default(tmp_pat
 
 async def test_prompt_tokens_are_counted_as_the_tokenizer_of_the_reader_does(policy) -> None:
     info = await policy.describe()
-    short, long = (
-        [Message(role="user", content="A")],
-        [Message(role="user", content="A" + " small boats, 1904 — Ångström.")],
-    )
+    short, long = ([Message(role="user", content=text)] for text in ("A", "A small boats, 1904 — Ångström."))
     counts = [(await policy.complete(messages, GREEDY)).usage.prompt_tokens for messages in (short, long)]
     assert counts[1] - counts[0] == info.tokenizer.count(long[0]["content"]) - info.tokenizer.count("A")
 

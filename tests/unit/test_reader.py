@@ -241,6 +241,12 @@ def test_the_run_of_a_stream_that_was_left_can_be_resumed_at_once(make_reader, t
     assert agent.resume("left").answer == agent.read(TEXT, QUESTION).answer
 
 
+def test_a_synchronous_stream_within_a_read_is_refused(make_reader) -> None:
+    agent = make_reader(ScriptedPolicy(lambda _: next(agent.stream(TEXT, QUESTION))))
+    with pytest.raises(RuntimeError, match="a synchronous call was made on the background loop"):
+        agent.read(TEXT, QUESTION)
+
+
 def test_a_mapping_is_refused_as_a_document(make_reader) -> None:
     with pytest.raises(DocumentError, match=r"Pass a pathlib\.Path, text"):
         make_reader().read({"a": 1}, "x")

@@ -235,7 +235,7 @@ async def stream_changes(reads: LiveReads, owner: Owner, shown_run_id: str | Non
         changed_reads = []
         for run_id in {**dict.fromkeys(known_states), **running_reads}:
             read = running_reads.get(run_id)
-            state = (read.state, read.update_count) if read else None
+            state = (read.state, len(read.updates)) if read else None
             if run_id in known_states and known_states[run_id] == state:
                 continue
             entry = await asyncio.to_thread(reads.ledger.get, owner.name, run_id)

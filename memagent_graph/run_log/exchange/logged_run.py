@@ -33,9 +33,7 @@ def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
 
 def have_same_content(first: LoggedRun, second: LoggedRun) -> bool:
     """Return whether two runs are equal except for the ids of their conversations and rewards, and their templates."""
-    missing = object()
-    pairs = zip_longest(iter_content(first), iter_content(second), fillvalue=missing)
-    return all(item == other_item for item, other_item in pairs)
+    return all(item == other_item for item, other_item in zip_longest(iter_content(first), iter_content(second)))
 
 
 def iter_content(run: LoggedRun) -> Iterator[object]:
@@ -45,12 +43,11 @@ def iter_content(run: LoggedRun) -> Iterator[object]:
     indices_by_id: dict[int | None, int] = {None: -1}
     for conversation in run.conversations:
         indices_by_id[conversation.id] = len(indices_by_id) - 1
+        numbers = {name: getattr(conversation, name) for name in ARRAY_TYPES}
         # As bytes, numbers compare equal for any kind of sequence, and a NaN equals itself.
         bytes_by_name: dict[str, Any] = {
-            name: None if numbers is None else array(type_code, numbers).tobytes()
-            for name, type_code, numbers in (
-                (name, type_code, getattr(conversation, name)) for name, type_code in ARRAY_TYPES.items()
-            )
+            name: None if values is None else array(ARRAY_TYPES[name], values).tobytes()
+            for name, values in numbers.items()
         }
         yield replace(conversation, id=None, **bytes_by_name)
     rewards = [replace(reward, id=None, conversation=indices_by_id.get(reward.conversation)) for reward in run.rewards]

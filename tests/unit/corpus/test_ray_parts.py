@@ -11,7 +11,7 @@ import pytest
 from support.corpus_world import CountingServer, make_text
 
 from memagent_corpus import CorpusDocument
-from memagent_corpus.corpus_run import DocumentTask
+from memagent_corpus.corpus_reader import DocumentTask
 from memagent_corpus.on_ray import ActorPlan, DocumentActor, require_reachable
 from memagent_corpus.source_access import SourceAccess
 from memagent_graph.errors import CorpusError, RunHeldError

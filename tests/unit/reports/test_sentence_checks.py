@@ -92,4 +92,4 @@ def test_first_word_is_not_a_name_if_documents_have_it_in_lower_case() -> None:
     assert find_problem_kinds(sentence) == set()
     unknown_word_sentence = "Wire was bought by Alpha Corp, thirty km of it."
     assert find_problem_kinds(unknown_word_sentence) == {ProblemKind.NAME}
-    assert find_problem_kinds(unknown_word_sentence, is_common=lambda word: word == "wire") == set()
+    assert find_problem_kinds(unknown_word_sentence, common_words={"wire"}) == set()
