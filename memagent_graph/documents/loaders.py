@@ -127,8 +127,8 @@ def _open_file(document: Document) -> IO[bytes]:
     except PermissionError:
         problem, hint = "may not be read by this user", "Change its permissions, or copy it to where you may read it."
     except (OSError, ValueError) as error:
-        problem = f"cannot be opened: {getattr(error, 'strerror', error)}"
-        hint = "Check the path, or copy the file."
+        problem = f"the file {name} cannot be opened: {getattr(error, 'strerror', error)}"
+        raise DocumentError(problem, hint="Check the path, or copy the file.") from error
     raise DocumentError(f"the file {name} {problem}", hint=hint)
 
 

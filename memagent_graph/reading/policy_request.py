@@ -186,13 +186,10 @@ class PolicyRequest:
         """Request one completion, and count it."""
         context, turn = self._context, self._step.processor_turn
         response_format = context.response_format if self._role.writes is Writes.ANSWER else None
-        seed = context.sampling.seed
-        self._sampling = replace(
-            context.sampling,
-            max_tokens=self._max_tokens,
-            seed=None if seed is None else seed + self._attempt_count,  # the same seed would give the same reply
-            json_schema=response_format.server_schema if response_format else None,
-            session=self._step.state["document"]["key"],
+        schema = response_format.server_schema if response_format else None
+        session = self._step.state["document"]["key"]
+        self._sampling = _make_attempt_sampling(
+            context.sampling, self._max_tokens, self._attempt_count, schema, session
         )
         turn.end()
         self._attempt_start, timer_start = time.time(), time.perf_counter()
@@ -329,6 +326,15 @@ class PolicyRequest:
             ),
             [message["content"] for message in self._messages],
         )
+
+
+@lru_cache
+def _make_attempt_sampling(
+    sampling: SamplingParams, max_tokens: int, attempt: int, json_schema: str | None, session: str
+) -> SamplingParams:
+    """Return the sampling of an attempt. The seed changes, because the same seed would give the same reply."""
+    seed = None if sampling.seed is None else sampling.seed + attempt
+    return replace(sampling, max_tokens=max_tokens, seed=seed, json_schema=json_schema, session=session)
 
 
 @lru_cache

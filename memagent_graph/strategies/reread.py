@@ -121,14 +121,15 @@ class Reread(Strategy):
         reply = await step.ask(role, memory=memory, slot=len(subquestions))
         if reply.value is None:
             return {"branch": ""}
-        empty_read = {"cursor": start_cursor(), "span": None, "memory": "", "finding": None}
-        branch = str(len(subquestions) + 1)
         return {
-            **empty_read,
+            "cursor": start_cursor(),
+            "span": None,
+            "memory": "",
+            "finding": None,
             "trunk_memory": memory,
             "subquestions": [*subquestions, reply.value],
             "question_call_id": reply.call_id,
-            "branch": branch,
+            "branch": str(len(subquestions) + 1),
         }
 
 
@@ -150,11 +151,9 @@ async def _update_memory(state: RereadState, step: StepContext) -> Change:
     memory, branch = state.get("memory") or "", state.get("branch")
     question, parents = None, None
     if branch:
+        question = (state.get("subquestions") or [""])[-1]
         tip = state.get("tips", {}).get(branch)
-        question, parents = (
-            (state.get("subquestions") or [""])[-1],
-            [*([tip] if tip else ()), state.get("question_call_id") or ""],
-        )
+        parents = [*([tip] if tip else ()), state.get("question_call_id") or ""]
     reply = await step.read(
         UPDATE, get_chosen_chunk(state), question=question, memory=memory, previous=memory, parents=parents
     )
