@@ -22,7 +22,6 @@ from memagent_training.forward.layouts import IdRow, TokenRow
 from memagent_training.serving.policy_sync import server_api
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import (
-    PreviousLogProbs,
     Probe,
     ProbeLogProbs,
     find_largest_gap,
@@ -506,14 +505,14 @@ def test_small_updates_are_a_fault_if_the_server_missed_too_much(logprobs, step,
     old_logprobs = tuple(logprobs)
     new_logprobs = ProbeLogProbs(tuple(logprob + step for logprob in logprobs), (0.0,))
     answers = ProbeLogProbs(tuple(logprob + applied_share * step for logprob in logprobs), (0.0,))
-    fault = find_mismatch(answers, new_logprobs, tolerance=1e-3, before=PreviousLogProbs(old_logprobs, old_logprobs))
+    fault = find_mismatch(answers, new_logprobs, tolerance=1e-3, before=(old_logprobs, old_logprobs))
     if abs(applied_share - 0.6) > 0.01:
         assert (fault is not None) == (applied_share < 0.6)
 
 
 def test_updates_below_the_server_precision_are_not_a_fault() -> None:
     old_logprobs, new_logprobs = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
-    rounded_logprobs = PreviousLogProbs((-1.02, -1.97), old_logprobs)
+    rounded_logprobs = ((-1.02, -1.97), old_logprobs)
     answers = ProbeLogProbs((-1.02, -1.97), (0.0,))
     assert find_mismatch(answers, new_logprobs, tolerance=0.1, before=rounded_logprobs) is None
 

@@ -102,7 +102,11 @@ def _convert_rows(rows: TableRows, name: str) -> Iterator[QARecord]:
 
 
 def _read_hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
-    paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _read_paragraphs(row)]
+    paragraphs = []
+    for title, sentences in _read_pairs(row, "context", "sentences"):
+        if not (isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences)):
+            raise DamagedRowError(f'"context" has no list of sentences for {title!r}')
+        paragraphs.append(Paragraph(title, "".join(sentences).strip()))
     supporting_titles = {title for title, _ in _read_pairs(row, "supporting_facts", "sent_id")}
     if missing := supporting_titles - {paragraph.title for paragraph in paragraphs}:
         raise DamagedRowError(f"the supporting paragraph {min(missing)!r} is not in the context")
@@ -115,13 +119,6 @@ def _read_hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
         gold=tuple(paragraph for paragraph in paragraphs if paragraph.title in supporting_titles),
         distractors=tuple(paragraph for paragraph in paragraphs if paragraph.title not in supporting_titles),
     )
-
-
-def _read_paragraphs(row: TableRow) -> Iterator[tuple[str, list[str]]]:
-    for title, sentences in _read_pairs(row, "context", "sentences"):
-        if not (isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences)):
-            raise DamagedRowError(f'"context" has no list of sentences for {title!r}')
-        yield title, sentences
 
 
 def _read_pairs(row: TableRow, name: str, value_field: str) -> list[tuple[str, Any]]:

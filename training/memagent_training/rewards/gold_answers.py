@@ -48,7 +48,12 @@ class GoldAnswers:
                         key, gold = _parse_entry(line, f"{path}, line {line_number}")
                         first_line_number, first_gold = entries.setdefault(key, (line_number, gold))
                         if first_gold != gold:
-                            raise _make_ambiguity_error(f"{path}, line {line_number}", first_line_number)
+                            raise RewardError(
+                                f"{path}, line {line_number}: the question of line {first_line_number} again, with "
+                                "other answers",
+                                hint='Name the document of each ("document": its name or key), or join wordings of one '
+                                "answer in one line.",
+                            )
         except (OSError, UnicodeDecodeError) as error:
             raise RewardError(f"{path} cannot be read: {error}", hint="Give a UTF-8 file of JSON lines.") from error
         return cls({key: gold for key, (_, gold) in entries.items()})
@@ -86,11 +91,4 @@ def _make_incomplete_entry_error(location: str) -> RewardError:
     return RewardError(
         f"{location}: no question with its answers",
         hint='Write {"question": "...", "answers": ["...", ...]} in each line, with "document" if it is about one.',
-    )
-
-
-def _make_ambiguity_error(location: str, first_line_number: int) -> RewardError:
-    return RewardError(
-        f"{location}: the question of line {first_line_number} again, with other answers",
-        hint='Name the document of each ("document": its name or key), or join wordings of one answer in one line.',
     )

@@ -19,7 +19,6 @@ from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph.budget import Budget
 from memagent_graph.errors import EvaluationError
-from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import Profile, load_profile, require_profile
 from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.prompts import load_prompts
@@ -159,11 +158,6 @@ class PreparedLoop:
     def profile(self) -> Profile | None:
         """The profile with which the policy reads; None for the reader's defaults."""
         return self.base.profile or load_profile(self.base.folder)
-
-    @property
-    def has_guard(self) -> bool:
-        """Whether the profile refuses invented memories at inference. In training they are always accepted."""
-        return self.profile is not None and self.profile.on_invented is not UpdateRule.ACCEPT
 
     @property
     def measured_lengths(self) -> tuple[int, ...]:

@@ -66,12 +66,8 @@ class ProbeReply:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PreviousLogProbs:
-    """The log-probs of server and trainer with the previous weights."""
-
-    server: tuple[float, ...]
-    trainer: tuple[float, ...]
+PreviousLogProbs: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
+"""The log-probs of the prompts by server and by trainer, with the previous weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +165,18 @@ def find_mismatch(
             )
     if before is None:
         return None
-    noise = _compute_rms(before.server, before.trainer)
-    signal = _compute_rms(trainer.prompt, before.trainer)
-    server_moves = [new - old for new, old in zip(server.prompt, before.server, strict=True)]
-    trainer_moves = [new - old for new, old in zip(trainer.prompt, before.trainer, strict=True)]
+    old_server, old_trainer = before
+    noise = _compute_rms(old_server, old_trainer)
+    signal = _compute_rms(trainer.prompt, old_trainer)
+    server_moves = [new - old for new, old in zip(server.prompt, old_server, strict=True)]
+    trainer_moves = [new - old for new, old in zip(trainer.prompt, old_trainer, strict=True)]
     if (
         signal > _MIN_SIGNAL_TO_NOISE * max(noise, _FLOAT32_RESOLUTION)
         and _compute_rms(server_moves, trainer_moves) > _MAX_UNEXPLAINED_FRACTION * signal
     ):
         return (
             f"its log-probs did not move with the trainer's, which moved by {signal:.2g} (root mean square), while"
-            f" the server's moved by {_compute_rms(server.prompt, before.server):.2g}: it still has some old weights"
+            f" the server's moved by {_compute_rms(server.prompt, old_server):.2g}: it still has some old weights"
         )
     return None
 

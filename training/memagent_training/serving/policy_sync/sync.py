@@ -15,8 +15,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from memagent_training.job.base_model import read_text_config
-from memagent_training.serving.policy_sync import folders
-from memagent_training.serving.policy_sync.folders import PolicyFolder
+from memagent_training.serving.policy_sync.folders import PolicyFolder, has_tied_embeddings
 from memagent_training.serving.policy_sync.probe import (
     PreviousLogProbs,
     Probe,
@@ -43,6 +42,7 @@ _TOLERANCE: Final = 1e-3
 _HALF_PRECISION_TOLERANCE: Final = 1.0
 _MIN_LOADED_ADAPTERS: Final = 2
 """The number of newest versions that stay loaded. Older ones are unloaded when their last reader has finished."""
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 _LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -213,11 +213,11 @@ class PolicySync:
             log.warning("the server does not answer before the swap: %s", error)
             return None
         if self._verified_logprobs is not None and self._verified_logprobs[0] == self._model:
-            return PreviousLogProbs(reply.logprobs.prompt, self._verified_logprobs[1])
+            return reply.logprobs.prompt, self._verified_logprobs[1]
         base = self.server.model if self._model == self.server.model_name else None
         if base is None or not any(base.glob("*.safetensors")):
             return None
-        return PreviousLogProbs(reply.logprobs.prompt, (await self._compute_expected(base, reply)).prompt)
+        return reply.logprobs.prompt, (await self._compute_expected(base, reply)).prompt
 
     async def _choose_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
@@ -251,13 +251,17 @@ class PolicySync:
             await self._reload(folder)
         else:
             assert self._own_server is not None  # noqa: S101  otherwise this method is not tried
-            folders.require_tokenizer_files(folder.path)
+            if not any((folder.path / name).is_file() for name in _TOKENIZER_FILES):
+                raise SyncError(
+                    f"{folder.path} has no tokenizer",
+                    hint="Copy the base model's tokenizer files, for example with training_output.copy_policy_files.",
+                )
             await asyncio.to_thread(self._own_server.restart, folder.path)
             self._adapters.clear()
         return self.server.model_name
 
     async def _reload(self, folder: PolicyFolder) -> None:
-        if not self._reload_tied and await asyncio.to_thread(folders.has_tied_embeddings, folder.path):
+        if not self._reload_tied and await asyncio.to_thread(has_tied_embeddings, folder.path):
             raise SyncError(
                 "its embeddings are tied (tie_word_embeddings), and a reload would leave the old output head",
                 hint="Untie them before training, or restart the server instead.",
