@@ -361,7 +361,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             )
         self.args.require_steps_after_warm_up(self.state.max_steps)
         is_recomputed = self.args.old_logprobs == OldLogProbs.RECOMPUTED
-        step = self.schedule.make_step_of_all_groups() if is_recomputed else self.schedule.get_step(0)
+        step = self.schedule.plan_groups(self.schedule.kept_groups) if is_recomputed else self.schedule.get_step(0)
         logprobs = self._compute_logprobs(model, step, self.args.temperature, heaviest_only=not is_recomputed)
         if is_recomputed:
             self._recomputed_logprobs = logprobs
