@@ -22,10 +22,10 @@ from memagent_training.forward.layouts import IdRow, TokenRow
 from memagent_training.serving.policy_sync import server_api
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import (
-    Probe,
     ProbeLogProbs,
     find_largest_gap,
     find_mismatch,
+    make_prompts,
     score_with_folder,
 )
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
@@ -519,10 +519,10 @@ def test_updates_below_the_server_precision_are_not_a_fault() -> None:
 
 @given(st.integers(64, 200_000), st.none() | st.integers(16, 2048))
 def test_probe_fits_vocabulary_and_window(vocabulary, window) -> None:
-    probe = Probe.make(vocabulary, window)
-    assert max(map(len, probe.prompts)) + 8 <= (window or 1024)
-    assert all(0 < token < vocabulary for prompt in probe.prompts for token in prompt)
-    assert probe == Probe.make(vocabulary, window)
+    prompts = make_prompts(vocabulary, window)
+    assert max(map(len, prompts)) + 8 <= (window or 1024)
+    assert all(0 < token < vocabulary for prompt in prompts for token in prompt)
+    assert prompts == make_prompts(vocabulary, window)
 
 
 # Log-probs of a folder

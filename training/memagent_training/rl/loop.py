@@ -292,10 +292,8 @@ class _IterationSource:
     # Time
 
     def _run_phase(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
-        if (iteration, phase) != (
-            self._status.phase_clock.iteration,
-            self._status.phase_clock.phase,
-        ):  # unless the export has begun it
+        clock = self._status.phase_clock
+        if (iteration, phase) != (clock.iteration, clock.phase):  # unless the export has begun it
             self._status.on_phase(iteration, phase)
         return run_sync(work)
 
