@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from memagent_graph.documents import DocumentStore
+from memagent_graph.errors import RunNotFoundError
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import compare_words
 from memagent_graph.timeline.model import Timeline
@@ -183,7 +184,7 @@ class ReadWatcher:
         self._memories_by_branch, self._memories_by_call = {}, {}
         try:
             updates = await self._reads.list_updates(self._owner, self._run_id)
-        except APIError:  # the read has not begun
+        except (APIError, RunNotFoundError):  # the read has not begun
             return {"updates": [], "earlier": 0}
         return await asyncio.to_thread(self._format_history, updates)
 
@@ -211,7 +212,7 @@ class ReadWatcher:
     async def _get_outcome(self) -> dict[str, Any]:
         try:
             view = await self._reads.get_view(self._owner, self._run_id)
-        except APIError:
+        except (APIError, RunNotFoundError):
             return {"answer": None, "thumb": None}
         thumbs = [reward.value for reward in view.rewards if reward.name == "thumbs"]
         return {

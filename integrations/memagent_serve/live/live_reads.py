@@ -93,12 +93,9 @@ class LiveReads:
         return entry
 
     async def get_view(self, owner: Owner, run_id: str) -> RunView:
-        """Return the current state of a read. Raises like `get_entry`, and also if the read has not begun."""
+        """Return the current state of a read. Raises like `get_entry`, and `RunNotFoundError` if it has not begun."""
         await self.get_entry(owner, run_id)
-        try:
-            return await asyncio.to_thread(load_run_view, self._log, run_id, self._reader.store)
-        except RunNotFoundError as error:
-            raise make_not_found("the read has not begun") from error
+        return await asyncio.to_thread(load_run_view, self._log, run_id, self._reader.store)
 
     async def list_updates(self, owner: Owner, run_id: str) -> list[MemoryUpdate]:
         """Return the valid memory updates of a read, in order. Raises like `get_view`.
@@ -195,15 +192,13 @@ class LiveReads:
         """Answer a question from the current memory; the read itself is not affected.
 
         Raises:
-            APIError: 404, the read has not begun; 400, the question is empty or too long.
+            APIError: 404, there is no such read; 400, the question is empty or too long.
+            RunNotFoundError: the read has not begun.
         """
         entry = await self.get_entry(owner, run_id)
         reader = await self.manager.get_reader(ReadRequest.from_entry(entry, owner))
         _require_answerable(question, await reader.aprepare(), "question")
-        try:
-            answer = await reader.aanswer_so_far(run_id, question)
-        except RunNotFoundError as error:
-            raise make_not_found("the read has not begun") from error
+        answer = await reader.aanswer_so_far(run_id, question)
         if answer.usage is not None:
             self._resources.metrics.count_tokens(answer.usage)
         return answer
@@ -211,10 +206,7 @@ class LiveReads:
     async def judge(self, owner: Owner, run_id: str, *, up: bool) -> None:
         """Record a thumb up or down for a read, with the key's name as the source."""
         await self.get_entry(owner, run_id)
-        try:
-            await asyncio.to_thread(self._log.reward, run_id, float(up), name="thumbs", source=owner.name)
-        except RunNotFoundError as error:
-            raise make_not_found("the read has not begun") from error
+        await asyncio.to_thread(self._log.reward, run_id, float(up), name="thumbs", source=owner.name)
 
 
 def _require_answerable(question: str, context: ReaderContext, param: str) -> None:

@@ -129,8 +129,8 @@ class LivePage:
         return Response(text, media_type=f"{media_type}; charset=utf-8", headers=_FILE_HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
-        body, server = await _parse_body(self.resources, request, SignIn), request.scope.get("server")
-        return self.sessions.sign_in(body.token, server[1] if server else 0)
+        body = await _parse_body(self.resources, request, SignIn)
+        return self.sessions.sign_in(body.token, request.scope)
 
     async def _describe_session(self, request: Request) -> Response:
         await self.resources.reader.aprepare()  # some policies know their name only after this
