@@ -45,6 +45,7 @@ from memagent_serve.chat_requests import (
     Options,
     parse_chat,
     parse_fields,
+    refuse_invalid_json,
     require_readable,
 )
 from memagent_serve.keys import Owner
@@ -163,7 +164,7 @@ class ChatCompletions:
             body = await read_body(request, max_bytes, settings.idle_seconds, settings.body_seconds, reserve=reserve)
             is_large = len(body) > LARGE_BYTES
             locks = (self._parse_locks[owner.name], self._parse_slots) if is_large else (nullcontext(), nullcontext())
-            try:
+            with refuse_invalid_json():
                 async with locks[0], locks[1]:
                     fields = await asyncio.to_thread(parse_fields, body) if is_large else parse_fields(body)
                     plan = await self._plan_request(body, fields, context)
@@ -171,10 +172,6 @@ class ChatCompletions:
                     self.metrics.completions.labels("passed").inc()
                     return await cancel_on_disconnect(request, self._pass_on(plan, accept, context))
                 long_request = await cancel_on_disconnect(request, self._make_long_request(plan, owner, context))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise make_bad_request(
-                    f"a text in the request is not valid JSON: {error}", code="invalid_json"
-                ) from error
             if long_request.continuation:
                 return replace(long_request, reservation=stack.pop_all())
             return long_request
