@@ -110,10 +110,9 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         run_log: RunLog | Path | str | bool = True,
         **choices: Any,
     ) -> None:
-        settings = settings or ReadSettings()
         if policy is not None:
             choices["policy"] = policy
-        settings = settings.replace(**choices)
+        settings = (settings or ReadSettings()).replace(**choices)
         if isinstance(settings.policy, str | None):
             settings = settings.resolve()
             own_policy = make_policy(settings)

@@ -120,19 +120,19 @@ class PolicyRequest:
 
     async def _request_update(self) -> tuple[str, Any]:
         """Return the text of the new memory or decision, and its parsed value, by the rules for the reply."""
-        rules = self._context.rules
-        for remaining in range(rules.retries, -1, -1):
+        context = self._context
+        for remaining in range(context.rules.retries, -1, -1):
             completion = await self._request_completion()
             text = extract_reply(completion.text).strip()
             parsed: ParsedReply | ParseFailure | None = self._validate(completion, text)
             if isinstance(parsed, ParseFailure):
-                failure, rule = parsed, rules.rule_for(parsed.kind)
+                failure, rule = parsed, context.rules.rule_for(parsed.kind)
                 if rule is UpdateRule.RETRY and remaining:
                     self._add_event(failure.kind, failure.detail, rule)
                     self._add_event(EventKind.RESAMPLED, f"{remaining} more tries")
                     self._log_attempt(Outcome.DISCARDED)
                     continue
-                parsed = self._parse(self._truncate(text)) if rule is UpdateRule.ACCEPT else None
+                parsed = self._role.parse(self._truncate(text), context.prompts) if rule is UpdateRule.ACCEPT else None
                 if not isinstance(parsed, ParsedReply) or parsed.text is None:
                     parsed, rule = None, UpdateRule.KEEP_PREVIOUS
                 self._add_event(failure.kind, failure.detail, rule)
@@ -273,9 +273,6 @@ class PolicyRequest:
         if may_exceed and (excess_tokens := self._context.count_shown_tokens(text) - self._max_tokens) > 0:
             detail = f"{self._max_tokens + excess_tokens} tokens, {excess_tokens} beyond its budget"
             return ParseFailure(EventKind.OVERLONG, f"the {output} has {detail}")
-        return self._parse(text)
-
-    def _parse(self, text: str) -> ParsedReply | ParseFailure:
         return self._role.parse(text, self._context.prompts)
 
     def _truncate(self, text: str) -> str:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -210,6 +210,5 @@ class StrategyGraph:
 def _make_empty_value(channel: Any) -> Any:
     """Return the value that makes a channel empty again."""
     if isinstance(channel, BinaryOperatorAggregate):
-        fresh: Callable[[], Any] = type(channel)(channel.typ, channel.operator).get
-        return Reset(fresh())
+        return Reset(type(channel)(channel.typ, channel.operator).get())
     return [] if isinstance(channel, Topic) else None

@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Final, get_type_hints
 
 from memagent_graph.entry_points import STRATEGIES, list_entry_points, make_entry_point_error
@@ -106,8 +106,7 @@ def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, allow_own
         return _make_strategy(strategy, repr(strategy), {})
     name, options = split_options(strategy)
     if name in _SHIPPED:
-        module, _, class_name = _SHIPPED[name].partition(".")
-        return _make_strategy(getattr(import_module(f"{__name__}.{module}"), class_name), name, options)
+        return _make_strategy(resolve_name(f"{__name__}.{_SHIPPED[name]}"), name, options)
     if name.partition(":")[0] in list_strategy_names():
         raise StrategyError(
             f"{strategy} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."

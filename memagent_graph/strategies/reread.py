@@ -50,8 +50,8 @@ DECOMPOSE = Role(
     frozenset({"memory"}),
     read_template("decompose"),
     max_tokens="question_tokens",
-    parse=make_question_parser(()),
 )
+"""Its parser depends on the questions so far: `make_question_parser`."""
 INTEGRATE = Role(
     "integrate",
     fields=frozenset({"memory", "chunk", "subquestion"}),
@@ -94,16 +94,14 @@ class Reread(Strategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop that reads the document, and the edge from a sub-question back to it."""
-        steps = {
-            "read_chunk": _choose_next_chunk,
-            "update_memory": _update_memory,
-            "integrate": _integrate,
-            "answer": answer,
-        }
-        for name, step in {**steps, "decompose": self._decompose}.items():
-            graph.add_node(name, step)
-        for start, end in {OPEN: "read_chunk", "update_memory": "read_chunk", "integrate": "decompose"}.items():
-            graph.add_edge(start, end)
+        graph.add_node("read_chunk", _choose_next_chunk)
+        graph.add_node("update_memory", _update_memory)
+        graph.add_node("integrate", _integrate)
+        graph.add_node("answer", answer)
+        graph.add_node("decompose", self._decompose)
+        graph.add_edge(OPEN, "read_chunk")
+        graph.add_edge("update_memory", "read_chunk")
+        graph.add_edge("integrate", "decompose")
         after_read = route_after_read_chunk("update_memory", _choose_node_after_reading)
         graph.add_conditional_edges("read_chunk", after_read, ["update_memory", "decompose", "integrate", END])
         graph.add_conditional_edges("decompose", _route_after_decompose, ["read_chunk", "answer"])
