@@ -27,6 +27,7 @@
     │   ├── RunNotFoundError            there is no run with this id
     │   ├── RunMismatchError            resumed with another document, question or settings
     │   ├── RunHeldError                another process is reading the run
+    │   ├── CheckpointError             the checkpoints of runs cannot be read or written
     │   └── RunLogError                 the log of runs cannot be read or written
     ├── RetrievalError              texts could not be ranked for a query
     ├── EvaluationError             an evaluation cannot use a task, data or results file

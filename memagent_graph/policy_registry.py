@@ -117,9 +117,8 @@ def _read_client_options(client: Any, model: str | None) -> dict[str, Any]:
             "MemAgent(AzureChatOpenAI(...)).",
         )
     base_url = str(client.base_url).rstrip("/")
-    account_headers = {"OpenAI-Organization": client.organization, "OpenAI-Project": client.project}
-    headers = {**{name: value for name, value in account_headers.items() if value}, **client._custom_headers}
-    settings: dict[str, Any] = {"api_key": client.api_key}
+    headers = {"OpenAI-Organization": client.organization, "OpenAI-Project": client.project, **client._custom_headers}
+    key = client.api_key
     if hasattr(client, "_azure_deployment"):
         if "/deployments/" not in base_url:
             if model is None:
@@ -128,22 +127,18 @@ def _read_client_options(client: Any, model: str | None) -> dict[str, Any]:
                     hint='Name it: MemAgent(client, model="DEPLOYMENT").',
                 )
             base_url = f"{base_url}/deployments/{model}"
-        token = getattr(client, "_azure_ad_token", None)
-        settings = {"api_key": token} if token else {"api_key": None}
-        headers |= {} if token else {"api-key": client.api_key}
-    settings |= {
+        key = getattr(client, "_azure_ad_token", None)
+        headers |= {} if key else {"api-key": client.api_key}
+    settings: dict[str, Any] = {
+        "api_key": key,
         "base_url": base_url,
-        "default_headers": {name: str(value) for name, value in headers.items() if isinstance(value, str)},
+        "default_headers": {name: value for name, value in headers.items() if isinstance(value, str)},
         "default_query": {name: str(value) for name, value in client.default_query.items()},
         "max_retries": client.max_retries,
     }
     timeout = client.timeout
-    if isinstance(timeout, int | float):
-        settings["read_timeout"] = float(timeout)
-    elif getattr(timeout, "read", None):
-        settings["read_timeout"] = float(timeout.read)
-        if timeout.connect:
-            settings["connect_timeout"] = float(timeout.connect)
+    timeouts = {"read_timeout": getattr(timeout, "read", timeout), "connect_timeout": getattr(timeout, "connect", None)}
+    settings |= {name: float(seconds) for name, seconds in timeouts.items() if seconds}
     pool = getattr(client._client._transport_for_url(client.base_url), "_pool", None)
     if url := getattr(pool, "_proxy_url", None):
         credentials = dict(getattr(pool, "_proxy_headers", ())).get(b"Proxy-Authorization", b"").removeprefix(b"Basic ")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from memagent_graph.chat_markers import FAMILY_MARKERS
 from memagent_graph.errors import PromptError
+from memagent_graph.grouping import group_values
 from memagent_graph.policy import Message
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_text_file
 
@@ -152,27 +153,19 @@ class Prompts:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the wording. Runs with different fingerprints are neither compared nor trained on together."""
-        digest = hashlib.sha256()
-        for text in self.wording.values():
-            digest.update(text.encode() + b"\0")
-        for name in sorted(self.others):
-            digest.update(name.encode() + b"\0")
-        return digest.hexdigest()[:16]
+        texts = "".join(f"{text}\0" for text in (*self.wording.values(), *sorted(self.others)))
+        return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
     @cached_property
     def _escape_patterns(self) -> dict[str, re.Pattern[str]]:
         """The patterns to escape in a field, by their first character, which makes the search fast."""
         tags = "|".join(sorted(map(re.escape, {tag for template in self.templates.values() for tag in template.tags})))
-        continuations: dict[str, list[str]] = {}
-        if tags:
-            continuations["<"] = [rf"\s*/?\s*(?:{tags})\b"]
-        for token in sorted(filter(lambda token: len(token) > 1, self.control_tokens)):
-            continuations.setdefault(token[0], []).append(re.escape(token[1:]))
-        for first, continuation in FAMILY_MARKERS.items() if self.guards_families else ():
-            continuations.setdefault(first, []).append(continuation)
+        continuations = [("<", rf"\s*/?\s*(?:{tags})\b")]
+        continuations += [(token[0], re.escape(token[1:])) for token in sorted(self.control_tokens) if len(token) > 1]
+        continuations += FAMILY_MARKERS.items() if self.guards_families else ()
         return {
             first: re.compile(f"{re.escape(first)}(?={'|'.join(alternatives)})", re.IGNORECASE)
-            for first, alternatives in continuations.items()
+            for first, alternatives in group_values(continuations).items()
         }
 
     def neutralise(self, text: str) -> str:

@@ -70,8 +70,6 @@ class Trace:
         self._newest_update: dict[str, int] = {}
         """For each branch: the index of its newest update."""
         self._bytes_read = 0
-        self._max_progress = 0.0
-        """The progress so far. It never decreases, even if a later pass begins at the first chunk again."""
         for call in calls:
             self.add(call)
 
@@ -218,8 +216,9 @@ class Trace:
         )
 
     def _compute_progress(self, call: Call) -> float | None:
+        """Return the progress, which never decreases, even if a later pass begins at the first chunk again."""
         if not self.document_bytes:
             return None
         bytes_read = self._bytes_read if call.branch or not call.reads else max(span.end_byte for span in call.reads)
-        self._max_progress = max(self._max_progress, min(1.0, bytes_read / self.document_bytes))
-        return self._max_progress
+        previous_progress = (self.updates[-1].progress if self.updates else None) or 0.0
+        return max(previous_progress, min(1.0, bytes_read / self.document_bytes))

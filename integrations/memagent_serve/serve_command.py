@@ -46,7 +46,7 @@ class Serve(ReaderOptions):
     environment.
     """
 
-    environment: ClassVar[str] = "MEMAGENT_SERVE"
+    context_settings: ClassVar = {"auto_envvar_prefix": "MEMAGENT_SERVE"}
     examples: ClassVar = (
         "memagent serve",
         "memagent serve --base-url http://localhost:8000/v1 --port 8080",

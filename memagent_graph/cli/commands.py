@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _BUILT_IN: Final = {
     "read": "read:Read",
     "resume": "read:Resume",
-    "doctor": "doctor:Doctor",
+    "doctor": "policy_commands:Doctor",
     "show": "runs:Show",
     "runs": "runs:Runs",
     "reward": "runs:GiveReward",
@@ -60,7 +60,8 @@ class Command(Protocol):
 
     Its fields are the arguments and options, annotated for typer. A field with the name of a setting of `ReadSettings`
     needs no annotation. The help shows fields of the class first, then inherited fields. The options of a long help are
-    in groups, the common ones first. `examples` are command lines for the end of the help.
+    in groups, the common ones first. `examples` are command lines for the end of the help, and `context_settings` are
+    those of a click context.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -76,16 +77,11 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     classes = command.__mro__
     field_names = dict.fromkeys(name for base in classes for name in vars(base).get("__annotations__", ()))
     names = [name for name in field_names if name in annotations and name in signature]
-    if has_groups := len(names) > _MAX_UNGROUPED_OPTIONS:
+    if len(names) > _MAX_UNGROUPED_OPTIONS:
         names.sort(key=lambda name: _HELP_ORDER.get(name, -1))
+        annotations = {name: _add_help_group(name, annotations[name]) for name in names}
     parameters = [
-        signature[name].replace(
-            kind=inspect.Parameter.KEYWORD_ONLY,
-            annotation=_add_help_group(annotations[name], _GROUP_BY_OPTION[name])
-            if has_groups and name in _GROUP_BY_OPTION
-            else annotations[name],
-        )
-        for name in names
+        signature[name].replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotations[name]) for name in names
     ]
 
     def callback(**values: Any) -> None:
@@ -94,18 +90,12 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
 
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    # A number may be negative and must not be parsed as an option.
-    context: dict[str, Any] = {}
-    if getattr(command, "takes_negative_numbers", False):
-        context["ignore_unknown_options"] = True
-    if prefix := getattr(command, "environment", None):
-        context["auto_envvar_prefix"] = prefix
     examples = [f"  {rich.markup.escape(example)}" for example in getattr(command, "examples", ())]
     app.command(
         name,
         help=command.__doc__,
         epilog="\n\n".join(["Examples:", *examples]) if examples else None,
-        context_settings=context,
+        context_settings=getattr(command, "context_settings", None),
     )(callback)
 
 
@@ -127,14 +117,15 @@ _GROUP_BY_OPTION: Final = {name: group for group, names in OPTION_GROUPS.items()
 _HELP_ORDER: Final = {name: position for position, name in enumerate(_GROUP_BY_OPTION)}
 
 
-def _add_help_group(annotation: Any, group: str) -> Any:
-    """Return the annotation with its option in this group of the help."""
-    option_type, info = get_args(annotation)
-    if not isinstance(info, OptionInfo):
-        return annotation
-    info = copy.copy(info)
-    info.rich_help_panel = group
-    return Annotated[option_type, info]
+def _add_help_group(name: str, annotation: Any) -> Any:
+    """Return the annotation with its option in its group of the help, if it has one."""
+    if name in _GROUP_BY_OPTION:
+        option_type, info = get_args(annotation)
+        if isinstance(info, OptionInfo):
+            info = copy.copy(info)
+            info.rich_help_panel = _GROUP_BY_OPTION[name]
+            return Annotated[option_type, info]
+    return annotation
 
 
 class CommandGroup(typer.core.TyperGroup):

@@ -56,7 +56,11 @@ async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
         info = await policy.describe() if isinstance(policy, SelfDescribing) else ModelInfo()
         computed = f", computed in {info.number_format}" if info.number_format else ""
         yield PolicyCheck("model", f"{policy.name}{computed}")
-        yield _check_window(info)
+        if info.context_window is None:
+            remedy = "Set --context-window; 8192 is assumed."
+            yield PolicyCheck("window", "the policy does not report it", CheckStatus.NOTE, remedy)
+        else:
+            yield PolicyCheck("window", f"{info.context_window} tokens")
         subject = "budget"
         context = await reader.aprepare()
         budget = context.budget
@@ -79,13 +83,6 @@ async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
 
 def _make_prompt(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
-
-
-def _check_window(info: ModelInfo) -> PolicyCheck:
-    if info.context_window is None:
-        remedy = "Set --context-window; 8192 is assumed."
-        return PolicyCheck("window", "the policy does not report it", CheckStatus.NOTE, remedy)
-    return PolicyCheck("window", f"{info.context_window} tokens")
 
 
 def _check_token_ids(completion: Completion) -> PolicyCheck:

@@ -122,7 +122,7 @@ class GiveReward:
         "memagent reward latest 1.0 --name correct",
         'memagent reward 20261121-08 -0.5 --note "wrong year"',
     )
-    takes_negative_numbers: ClassVar = True
+    context_settings: ClassVar = {"ignore_unknown_options": True}  # a number may be negative
     run_id: RunArgument
     value: Annotated[float, typer.Argument(help="The reward's value.")]
     name: Annotated[str, typer.Option(help="The reward's name.")] = "reward"

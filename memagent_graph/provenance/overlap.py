@@ -112,10 +112,6 @@ class Quote:
     max_match_length: int
     """The number of words of the longest matching span. The same words in another order may mean the opposite."""
 
-    def overlaps(self, other: Quote) -> bool:
-        """Return whether two quotes share text."""
-        return self.source == other.source and self.start < other.end and other.start < self.end
-
 
 def find_matching_spans(line: TokenizedText, chunk: TokenizedText) -> list[MatchingSpan]:
     """Return the longest spans of equal words around every common anchor.
@@ -199,7 +195,8 @@ def choose_quotes(line: TokenizedText, candidates: Iterable[Quote]) -> list[Quot
         if gains[index] < max(weights):
             break
         best_quote = remaining.pop(index)
-        if not any(best_quote.overlaps(other) for other in selection):
+        others = [quote for quote in selection if quote.source == best_quote.source]
+        if all(quote.end <= best_quote.start or best_quote.end <= quote.start for quote in others):
             selection.append(best_quote)
             covered_indices |= best_quote.line_indices
     return sorted(selection, key=lambda quote: (quote.start - quote.end, quote.source, quote.start))

@@ -61,11 +61,6 @@ def compare_words(old: str, new: str) -> list[Change]:
     return _join_neighbours(pieces)
 
 
-def count_words(text: str) -> int:
-    """Return the number of words in a text, or of characters in scripts without spaces."""
-    return len(find_words(text))
-
-
 def _iter_changes(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Yield alternating parts: the tag ("equal" or another), the old text, and the new text."""
     matcher = SequenceMatcher(None, old, new, autojunk=len(old) * len(new) > _MAX_COMPARISONS)
@@ -96,7 +91,7 @@ def _is_short_gap(text: str, changed_before: int, next_pieces: Sequence[tuple[Di
     changed_after = max((len(piece) for op, piece in next_pieces if op is not DiffOp.EQUAL), default=0)
     if "\n" in text or not changed_before or not changed_after:
         return False
-    return len(text) <= min(changed_before, changed_after) and count_words(text) <= _MAX_GAP_WORDS
+    return len(text) <= min(changed_before, changed_after) and len(find_words(text)) <= _MAX_GAP_WORDS
 
 
 def _make_changes(deletion: str, insertion: str) -> list[Change]:

@@ -40,8 +40,6 @@ from memagent_graph.storage.database_writer import DatabaseWriter, MovedFileErro
 from memagent_graph.trace import Trace
 
 _OVERWRITE: Final = StrategyId("overwrite", "")
-_STORAGE_ERRORS: Final = (OverflowError, UnicodeEncodeError)
-"""The errors of sqlite3 for values that SQLite cannot store."""
 
 
 class RunLog:
@@ -246,13 +244,11 @@ class RunLog:
         try:
             self.wait(self._writer.submit(write_run))
         except RunLogError as error:
-            if isinstance(error.__cause__, sqlite3.IntegrityError):
+            if isinstance(error.__cause__, sqlite3.IntegrityError | OverflowError | UnicodeEncodeError):
                 raise RunLogError(
                     f"run {run_id!r} is already in {self.path}, or is inconsistent ({error.__cause__})",
                     hint="Replace the run that is here, or leave this one out.",
                 ) from error
-            if isinstance(error.__cause__, _STORAGE_ERRORS):
-                raise RunLogError(f"run {run_id!r} cannot be stored: {error.message}", hint=error.hint) from error
             raise
 
     def delete(self, run_ids: Iterable[str]) -> int:
@@ -429,7 +425,7 @@ def _make_storable(text: str | None) -> str | None:
 def make_log_error(path: Path, error: BaseException) -> RunLogError:
     """Return the `RunLogError` for a database error, with a hint."""
     reason = str(error)
-    if isinstance(error, _STORAGE_ERRORS):
+    if isinstance(error, OverflowError | UnicodeEncodeError):  # of sqlite3, for values that SQLite cannot store
         return RunLogError(
             f"{path} cannot store a value: {reason}",
             hint="Integers must have at most 64 bits, and text must be valid Unicode, without half surrogate pairs.",

@@ -14,9 +14,10 @@ from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.plain_text import format_count, list_names
 from memagent_graph.provenance.evidence import Evidence, LostLine, split_by_support
 from memagent_graph.provenance.places import find_section_label
-from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words, count_words
+from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate, Trace
+from memagent_graph.words import find_words
 
 MAX_NAMES = 8
 
@@ -211,7 +212,7 @@ def build_timeline(view: RunView) -> Timeline:
         previous = trace.memory_before(update.call_id)
         diff = () if update.memory == previous else tuple(compare_words(previous, update.memory))
         inserted_words, deleted_words, kept_words = (
-            sum(count_words(change.text) for change in diff if change.op is op)
+            sum(len(find_words(change.text)) for change in diff if change.op is op)
             for op in (DiffOp.INSERT, DiffOp.DELETE, DiffOp.EQUAL)
         )
         # A change of white space or punctuation changes no word, but it is a change.
@@ -234,7 +235,7 @@ def build_timeline(view: RunView) -> Timeline:
                 inserted_words=inserted_words,
                 deleted_words=deleted_words,
                 changed_fraction=changed_fraction,
-                section=find_section_label(view.sections, update.start_char) if has_chunk else None,
+                section=find_section_label(view.places.sections, update.start_char) if has_chunk else None,
                 is_notable=bool(diff or update.events) or not has_chunk or update_index in quoted_updates,
             )
         )

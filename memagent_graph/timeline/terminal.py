@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -50,25 +51,25 @@ def render_timeline(timeline: Timeline, *, chunk: int | None = None) -> Renderab
     )
 
 
+@dataclass(frozen=True, slots=True)
 class DiffText:
     """A difference, in color if the console has color, otherwise with brackets, as in `[-old-]{+new+}`.
 
     With `context_chars`, unchanged text is cut to about this many characters next to each change.
     """
 
-    def __init__(self, diff: Sequence[Change], *, context_chars: int | None = None) -> None:
-        self._diff = diff
-        self._context_chars = context_chars
+    diff: Sequence[Change]
+    context_chars: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         colored = console.color_system is not None and not console.no_color
         line = Text()
-        for index, change in enumerate(self._diff):
+        for index, change in enumerate(self.diff):
             text = make_printable(change.text)
-            if change.op is DiffOp.EQUAL and self._context_chars is not None:
-                has_change_after = index < len(self._diff) - 1
+            if change.op is DiffOp.EQUAL and self.context_chars is not None:
+                has_change_after = index < len(self.diff) - 1
                 text = _shorten(
-                    text, self._context_chars, has_change_before=index > 0, has_change_after=has_change_after
+                    text, self.context_chars, has_change_before=index > 0, has_change_after=has_change_after
                 )
             opening, closing = ("", "") if colored else _BRACKETS[change.op]
             line.append(f"{opening}{text}{closing}", _STYLES[change.op])
@@ -110,18 +111,15 @@ def _render_pieces(pieces: Sequence[tuple[str, bool]]) -> Text:
 def _render_steps(timeline: Timeline) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for is_notable, steps in timeline.group_steps():
-        if is_notable:
-            parts += _render_step(steps[0])
-        else:
+        if not is_notable:
             parts.append(Text(make_printable(label_group(steps)), style="dim"))
+            continue
+        (step,) = steps
+        parts.append(_render_step_title(step))
+        if step.changed:
+            parts.append(Padding(DiffText(step.diff, _CONTEXT_CHARS), (0, 0, 0, 2)))
+        parts += [Padding(event, (0, 0, 0, 2)) for event in _render_events(step.update.events)]
     return parts
-
-
-def _render_step(step: Step) -> list[RenderableType]:
-    parts: list[RenderableType] = [_render_step_title(step)]
-    if step.changed:
-        parts.append(Padding(DiffText(step.diff, context_chars=_CONTEXT_CHARS), (0, 0, 0, 2)))
-    return parts + [Padding(event, (0, 0, 0, 2)) for event in _render_events(step.update.events)]
 
 
 def _render_step_title(step: Step) -> Text:

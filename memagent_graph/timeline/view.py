@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
 from memagent_graph.calls import Span
-from memagent_graph.documents import DocumentRef, DocumentStore, SourceMark
+from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.errors import DocumentError
 from memagent_graph.events import ReadEvent
@@ -48,19 +48,12 @@ class RunView:
     """The stop reason; None while the run goes on, or after a crash."""
     began: float | None = None
     rewards: tuple[Reward, ...] = ()
-    sections: Sequence[SourceMark] = ()
-    """The starts of the document's pages or sources."""
-    headings: Sequence[SourceMark] = field(default=(), repr=False)
-    """The starts of headings and numbered clauses."""
+    places: Places = field(default_factory=Places, repr=False)
+    """The names of the document's places."""
     chunk_text: Callable[[MemoryUpdate], str | None] = field(default=lambda _: None, repr=False)
     """Returns the text that an update read; None if it is no longer stored."""
     span_text: Callable[[Span], str | None] = field(default=lambda _: None, repr=False)
     """Returns the text of a chunk or a passage; None if it is no longer stored."""
-
-    @property
-    def places(self) -> Places:
-        """The names of the document's places."""
-        return Places(self.sections, self.headings, make_link_prefix(self.document))
 
     @property
     def answer_events(self) -> tuple[ReadEvent, ...]:
@@ -146,8 +139,11 @@ def load_texts(store: DocumentStore | None, document: DocumentRef, trace: Trace)
     if store is None:
         return {}
     return {
-        "sections": _return_default_if_lost(lambda: store.sections(document), []),
-        "headings": _return_default_if_lost(lambda: store.headings(document), []),
+        "places": Places(
+            _return_default_if_lost(lambda: store.sections(document), []),
+            _return_default_if_lost(lambda: store.headings(document), []),
+            make_link_prefix(document),
+        ),
         "chunk_text": make_chunk_reader(store, document, trace),
         "span_text": _make_span_reader(store, document),
     }

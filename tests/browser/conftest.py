@@ -15,6 +15,7 @@ from support.traces import make_answer, make_fan_out, make_spans, make_trace, ma
 
 from memagent_graph.documents import SourceMark
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
+from memagent_graph.provenance.places import Places
 from memagent_graph.run_log import Reward
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
@@ -78,7 +79,7 @@ def make_long_run() -> RunView:
         raw_answer=f"From memory: \\boxed{{{answer}}}",
         began=1_762_240_000.0,
         rewards=(Reward("r", "exact", 1.0, "judge", 1_762_250_000.0),),
-        sections=marks,
+        places=Places(marks),
         chunk_text=lambda update: texts[update.chunk_index],
     )
 
@@ -97,7 +98,7 @@ def make_hostile_run() -> RunView:
         answer=f"{HOSTILE} keeper",
         raw_answer=f"raw {HOSTILE}",
         rewards=(Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),),
-        sections=[SourceMark(0, HOSTILE)],
+        places=Places([SourceMark(0, HOSTILE)]),
         chunk_text=lambda _: text,
     )
 

@@ -18,6 +18,7 @@ from memagent_graph.calls import Writes
 from memagent_graph.documents import SourceMark
 from memagent_graph.errors import RunError
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
+from memagent_graph.provenance.places import Places
 from memagent_graph.run_log import Reward
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_notebook, render_page, write_page
@@ -47,7 +48,7 @@ def make_run(memories: list[str] = MEMORIES, chunks: list[str] = CHUNKS, **chang
     values = {
         "trace": make_trace(memories, chunks, events={4: EVENT}, answer=make_answer(*parents)),
         "rewards": (Reward("r", "exact", 1.0, "judge", 0.0),),
-        "sections": [SourceMark(0, "page 1"), SourceMark(100, "page 2")],
+        "places": Places([SourceMark(0, "page 1"), SourceMark(100, "page 2")]),
         "chunk_text": lambda update: chunks[update.chunk_index],
     }
     return make_view(**{**values, **changes})
@@ -152,7 +153,7 @@ def test_hostile_texts_add_no_element_to_a_page_and_no_control_character_to_the_
     )
     rewards, sections = (Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),), [SourceMark(0, HOSTILE)]
     names = dict.fromkeys(("run_id", "question", "model", "strategy", "answer"), HOSTILE)
-    view = make_run(trace=Trace(steps), chunk_text=lambda _: text, rewards=rewards, sections=sections, **names)
+    view = make_run(trace=Trace(steps), chunk_text=lambda _: text, rewards=rewards, places=Places(sections), **names)
     timeline = build_timeline(replace(view, raw_answer="x" + HOSTILE))
     for renderer in (render_page, render_notebook):
         harmless_page = renderer(build_timeline(make_run(["a keeper"], ["a keeper"], answer="a keeper")))
@@ -188,7 +189,6 @@ BRANCHED = make_run(
     ),
     strategy="segments",
     chunk_text=lambda update: BRANCHED_CHUNKS[update.chunk_index],
-    sections=(),
 )
 
 
@@ -220,7 +220,7 @@ def test_the_terminal_shows_a_run_with_branches() -> None:
 
 def test_unchanged_chunks_of_different_branches_are_not_folded_together() -> None:
     trace = make_fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
-    text = print_text(render_timeline(build_timeline(make_run(trace=trace, chunk_text=lambda _: None, sections=()))))
+    text = print_text(render_timeline(build_timeline(make_run(trace=trace, chunk_text=lambda _: None))))
     assert "chunks 2-3, branch 0: unchanged" in text
     assert "chunks 5-6, branch 1: unchanged" in text
     assert "merge of branches 0, 1  unchanged" in text
@@ -259,7 +259,7 @@ def make_gated_trace() -> Trace:
 
 
 def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
-    timeline = build_timeline(make_run(trace=make_gated_trace(), chunk_text=lambda _: None, sections=()))
+    timeline = build_timeline(make_run(trace=make_gated_trace(), chunk_text=lambda _: None))
     assert [(step.name, step.state, step.previous) for step in timeline.steps] == [
         ("chunk 1", "unchanged", ""),
         ("chunk 2", "kept", "Ilse"),
@@ -277,9 +277,8 @@ def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
 
 
 def test_the_view_of_a_chunk_shows_every_reading_of_it() -> None:
-    text = print_text(
-        render_timeline(build_timeline(make_run(trace=make_gated_trace(), chunk_text=lambda _: "its text")), chunk=1)
-    )
+    timeline = build_timeline(make_run(trace=make_gated_trace(), chunk_text=lambda _: "its text"))
+    text = print_text(render_timeline(timeline, chunk=1))
     assert text.count("Memory before") == 2
     assert text.count("its text") == 1
     assert "Ilse built it in 1743" in text
@@ -295,7 +294,7 @@ def test_branches_are_compared_with_the_memory_that_they_forked_from() -> None:
             make_call("m", "Ilse built it", "l", "r", role="merge"),
         )
     )
-    timeline = build_timeline(make_run(trace=trace, chunk_text=lambda _: None, sections=()))
+    timeline = build_timeline(make_run(trace=trace, chunk_text=lambda _: None))
     assert [(step.name, step.previous) for step in timeline.steps] == [
         ("chunk 1", ""),
         ("chunk 2, branch left", "Ilse"),

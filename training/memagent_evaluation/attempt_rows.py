@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, replace
 
 from memagent_evaluation.failures import find_losses, read_logged_run
 from memagent_evaluation.result_table import QuestionKey, QuestionOutcome, ResultRow
-from memagent_evaluation.sample_documents import StoredSample
 from memagent_evaluation.samples import Needle, Sample
 from memagent_evaluation.scorers import contains, score
 from memagent_evaluation.systems import Attempt
-from memagent_graph.documents import DocumentStore
+from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.errors import MemAgentError, RunError
 from memagent_graph.prompts import AnswerFormat
 from memagent_graph.run_log import RunLog
@@ -22,16 +21,11 @@ from memagent_graph.run_log import RunLog
 class OpenQuestion:
     """A question for one system."""
 
-    system: str
-    repeat: int
-    """The index of this sample of its answer, from 0."""
-    stored_sample: StoredSample
-
-    @property
-    def key(self) -> QuestionKey:
-        """The key of its row."""
-        sample = self.stored_sample.sample
-        return QuestionKey(self.system, sample.task.name, sample.length, sample.index, self.repeat)
+    key: QuestionKey
+    """The key of its row."""
+    sample: Sample
+    document: DocumentRef
+    """The sample's document in the store."""
 
 
 def make_run_id(evaluation_id: str, system: str, sample_id: str, repeat: int = 0) -> str:
@@ -61,19 +55,18 @@ def make_row(
         scripted: whether a script answered.
         error: the error, if it failed.
     """
-    stored_sample, usage = question.stored_sample, attempt.usage
-    sample, is_answered = stored_sample.sample, attempt.outcome is QuestionOutcome.ANSWERED
+    sample, usage, is_answered = question.sample, attempt.usage, attempt.outcome is QuestionOutcome.ANSWERED
     answer = attempt.answer or ""
     error_text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
     scores = score(sample, attempt.answer, attempt.raw_answer, outcome=attempt.outcome, answer_format=answer_format)
     return ResultRow(
-        system=question.system,
+        system=question.key.system,
         task=sample.task.name,
         length=sample.length,
         reached_length=sample.reached_length,
         unit=sample.task.unit.value,
         index=sample.index,
-        repeat=question.repeat,
+        repeat=question.key.repeat,
         sample_id=sample.id,
         question=sample.question,
         gold=sample.gold,
@@ -92,14 +85,14 @@ def make_row(
         flops=usage.flops,
         full_context_flops=usage.full_context_flops,
         chunks=attempt.chunks,
-        document_bytes=stored_sample.document["size"] or 0,
+        document_bytes=question.document["size"] or 0,
         needle_depths=tuple(needle.depth for needle in sample.needles),
         needles_found=tuple(is_answered and _is_found(needle, sample, answer) for needle in sample.needles),
         where_lost=(),
         lost_at=(),
         attempts=attempts,
         seed=seed,
-        document=stored_sample.document["key"],
+        document=question.document["key"],
         scripted=scripted,
         turns=attempt.trace.critical_path_length or None,
     )

@@ -56,7 +56,6 @@ class Loss(StrEnum):
 class NeedleLoss:
     """The outcome of one needle."""
 
-    needle: Needle
     loss: Loss
     chunk_index: int | None = None
     """The chunk whose memory lost it or changed its form, or whose end cut it; None for `IN_MEMORY` and `ANSWERED`, at
@@ -75,7 +74,7 @@ def find_losses(sample: Sample, run: RunView, completions: Mapping[str, str] | N
         completions: the policy's replies, before they were cut to the memory's budget, by call id; empty if unknown.
     """
     if run.stop_reason not in _FINAL_STOP_REASONS or not run.trace.updates:
-        return tuple(NeedleLoss(needle, Loss.NOT_APPLICABLE) for needle in sample.needles)
+        return tuple(NeedleLoss(Loss.NOT_APPLICABLE) for _ in sample.needles)
     reply = extract_reply(run.raw_answer) if run.raw_answer is not None else run.answer
     return tuple(_find_loss(needle, run, reply or "", completions or {}) for needle in sample.needles)
 
@@ -99,16 +98,16 @@ def _find_loss(needle: Needle, run: RunView, reply: str, completions: Mapping[st
     trace = run.trace
     in_memory = _find_gold_in_memories(needle.gold, trace)
     if contains(reply, needle.gold):
-        return NeedleLoss(needle, Loss.ANSWERED)
+        return NeedleLoss(Loss.ANSWERED)
     if not any(in_memory.values()):
         return _explain_never_written(needle, run, completions)
     if _contains_any_form(trace.final_memory, needle.gold):
         updates_with_gold = [update for update in trace.final_path if in_memory[update.call_id]]
         reformatted_updates = [update for update in updates_with_gold if not contains(update.memory, needle.gold)]
         if reformatted_updates and not contains(trace.final_memory, needle.gold):
-            return NeedleLoss(needle, Loss.REFORMATTED, reformatted_updates[0].chunk_index)
+            return NeedleLoss(Loss.REFORMATTED, reformatted_updates[0].chunk_index)
         loss = Loss.REFORMATTED if _contains_reformatted(reply, needle.gold) else Loss.IN_MEMORY
-        return NeedleLoss(needle, loss)
+        return NeedleLoss(loss)
     losing_updates = [
         update
         for update in trace.final_path
@@ -116,7 +115,7 @@ def _find_loss(needle: Needle, run: RunView, reply: str, completions: Mapping[st
         and any(in_memory[trace.updates[source].call_id] for source in trace.source_indices(update))
     ]
     loss = Loss.CUT_BY_CAP if _was_cut(losing_updates[-1]) else Loss.OVERWRITTEN
-    return NeedleLoss(needle, loss, losing_updates[-1].chunk_index)
+    return NeedleLoss(loss, losing_updates[-1].chunk_index)
 
 
 def _find_gold_in_memories(gold: str, trace: Trace) -> dict[str, bool]:
@@ -159,16 +158,16 @@ def _explain_never_written(needle: Needle, run: RunView, completions: Mapping[st
     ]
     if writing_updates:
         is_refused = any(event.rule is UpdateRule.KEEP_PREVIOUS for event in writing_updates[0].events)
-        return NeedleLoss(needle, Loss.NOT_TAKEN if is_refused else Loss.CUT_BY_CAP, writing_updates[0].chunk_index)
+        return NeedleLoss(Loss.NOT_TAKEN if is_refused else Loss.CUT_BY_CAP, writing_updates[0].chunk_index)
     if (needle_chunk := next(_iter_needle_chunks(needle, run), None)) is not None:
         update, is_complete = needle_chunk
         if not is_complete:
-            return NeedleLoss(needle, Loss.CUT_BY_CHUNK, update.chunk_index)
+            return NeedleLoss(Loss.CUT_BY_CHUNK, update.chunk_index)
         if any(_was_cut(candidate) for candidate in updates if candidate.chunk_index == update.chunk_index):
-            return NeedleLoss(needle, Loss.CUT_BY_CAP, update.chunk_index)
+            return NeedleLoss(Loss.CUT_BY_CAP, update.chunk_index)
     elif run.stop_reason == StopReason.ENOUGH:
-        return NeedleLoss(needle, Loss.NOT_READ)
-    return NeedleLoss(needle, Loss.NEVER_WRITTEN)
+        return NeedleLoss(Loss.NOT_READ)
+    return NeedleLoss(Loss.NEVER_WRITTEN)
 
 
 def _was_cut(update: MemoryUpdate) -> bool:

@@ -238,14 +238,14 @@ class _EvaluationRun:
         for sample_key, group in groupby(keys, key=lambda key: (key.task, key.length, key.question_index)):
             if self._end is not EvaluationEnd.DONE:
                 break
-            attempts = [(key.system, key.repeat) for key in group]
+            sample_keys = list(group)
             try:
-                stored_sample = await self._documents.prepare(*sample_key, len(attempts))
+                sample, document = await self._documents.prepare(*sample_key, len(sample_keys))
             except SampleError as error:
                 self._sample_errors.append(error)
                 continue
-            for system, repeat in attempts:
-                await question_queue.put(OpenQuestion(system, repeat, stored_sample))
+            for key in sample_keys:
+                await question_queue.put(OpenQuestion(key, sample, document))
         for _ in range(self._evaluation.concurrency):
             await question_queue.put(None)
 
@@ -261,7 +261,7 @@ class _EvaluationRun:
             if self._admit(question):
                 row, error = await self._ask(question)
                 await self._record_or_defer(row, error)
-            self._documents.release(question.stored_sample)
+            self._documents.release(question.document)
 
     def _admit(self, question: OpenQuestion) -> bool:
         """Return whether a question may be asked, and count it; it may not if a limit is reached."""
@@ -279,19 +279,19 @@ class _EvaluationRun:
 
     async def _ask(self, question: OpenQuestion) -> tuple[ResultRow, Exception | None]:
         """Ask a system a question, once more if it fails; return the row, and the error of the last attempt."""
-        evaluation, sample = self._evaluation, question.stored_sample.sample
-        run_id = make_run_id(self._journal.evaluation_id, question.system, sample.id, question.repeat)
+        evaluation, sample, key = self._evaluation, question.sample, question.key
+        run_id = make_run_id(self._journal.evaluation_id, key.system, sample.id, key.repeat)
         start_time = time.monotonic()
         for _ in range(ATTEMPTS):
-            self._attempts[question.key] += 1
+            self._attempts[key] += 1
             error: Exception | None = None
             try:
-                attempt = await evaluation.systems[question.system].attempt(
-                    question.stored_sample.document,
+                attempt = await evaluation.systems[key.system].attempt(
+                    question.document,
                     sample.question,
                     answer_tokens=sample.task.answer_tokens,
                     run_id=run_id,
-                    repeat=question.repeat,
+                    repeat=key.repeat,
                 )
                 break
             except Exception as failure:  # noqa: BLE001  the question has a row after any error
@@ -299,7 +299,7 @@ class _EvaluationRun:
                 usage = Usage(seconds=time.monotonic() - start_time)
                 attempt = Attempt(QuestionOutcome.FAILED, None, None, usage, run_id=run_id)
         row = make_row(
-            question, attempt, attempts=self._attempts[question.key], error=error, seed=evaluation.seed,
+            question, attempt, attempts=self._attempts[key], error=error, seed=evaluation.seed,
             answer_format=evaluation.answer_format, scripted=evaluation.scripted,
         )  # fmt: skip
         return await add_losses(row, sample, evaluation.run_log, evaluation.store), error

@@ -12,7 +12,6 @@ from memagent_evaluation.data_files import FileTask
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.sample_documents import make_sample
 from memagent_evaluation.samples import LengthUnit, Task
-from memagent_evaluation.systems import count_completion_tokens
 from memagent_evaluation.tasks import TaskSettings, find_data_files, load_task
 from memagent_evaluation.tasks.passages import PassagesTask
 from memagent_graph.errors import BudgetError, EvaluationError
@@ -116,7 +115,7 @@ def check_plan(
     count_tokens = context.tokenizer.count
     for task in tasks.values():
         try:
-            max_answer_tokens = count_completion_tokens(task.answer_tokens, context.budget.answer_tokens)
+            max_answer_tokens = max(task.answer_tokens, context.budget.answer_tokens)
             require_room(
                 (UPDATE, ANSWER),
                 context.prompts,

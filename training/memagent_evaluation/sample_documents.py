@@ -18,16 +18,6 @@ class SampleError(EvaluationError):
     """One sample cannot be made: the length is too small, or the task's code failed. Others may still be made."""
 
 
-@dataclass(slots=True)
-class StoredSample:
-    """A sample whose document is in the store."""
-
-    sample: Sample
-    document: DocumentRef
-    reader_count: int
-    """The number of attempts that still need the document."""
-
-
 @dataclass(eq=False)
 class OpenDocuments:
     """Makes samples, one after the other, and keeps their documents in a store while systems read them.
@@ -45,35 +35,33 @@ class OpenDocuments:
 
     def __post_init__(self) -> None:
         self._is_closing = threading.Event()
-        self._open_samples: Counter[str] = Counter()
-        """The number of samples that still need a document, by its key."""
+        self._readers: Counter[str] = Counter()
+        """The number of attempts that still need a document, by its key."""
         self._documents: dict[str, DocumentRef] = {}
-        self._running_work: asyncio.Task[StoredSample] | None = None
+        self._running_work: asyncio.Task[tuple[Sample, DocumentRef]] | None = None
 
-    async def prepare(self, task: str, length: int, index: int, reader_count: int) -> StoredSample:
+    async def prepare(self, task: str, length: int, index: int, reader_count: int) -> tuple[Sample, DocumentRef]:
         """Make a sample and store its document, for a number of attempts.
 
         Raises:
             SampleError: the task does not have it.
             EvaluationError: the document cannot be stored.
         """
-        stored_sample = await self._make(task, length, index, reader_count)
-        self._open_samples[stored_sample.document["key"]] += 1
+        sample, document = await self._make(task, length, index)
+        self._readers[document["key"]] += reader_count
         try:
-            self.store.read_bytes(stored_sample.document, 0, 1)
+            self.store.read_bytes(document, 0, 1)
         except DocumentError:
             # Another sample had the same text, and its release removed it just before this sample was counted.
-            await self._make(task, length, index, reader_count)
-        return stored_sample
+            await self._make(task, length, index)
+        return sample, document
 
-    def release(self, stored_sample: StoredSample) -> None:
-        """End one attempt's use of a sample; after the last attempt, remove the document."""
-        stored_sample.reader_count -= 1
-        if stored_sample.reader_count == 0:
-            key = stored_sample.document["key"]
-            self._open_samples[key] -= 1
-            if self._open_samples[key] == 0:
-                self._remove(key)
+    def release(self, document: DocumentRef) -> None:
+        """End one attempt's use of a document; after the last attempt, remove it."""
+        key = document["key"]
+        self._readers[key] -= 1
+        if self._readers[key] == 0:
+            self._remove(key)
 
     async def close(self) -> None:
         """Stop the running work, and remove all remaining documents."""
@@ -83,10 +71,10 @@ class OpenDocuments:
         for key in list(self._documents):
             self._remove(key)
 
-    async def _make(self, task: str, length: int, index: int, reader_count: int) -> StoredSample:
+    async def _make(self, task: str, length: int, index: int) -> tuple[Sample, DocumentRef]:
         """Make and store a sample in a thread, which cannot be cancelled; `close` waits for it."""
         self._running_work = asyncio.create_task(
-            asyncio.to_thread(self._make_in_thread, self.tasks[task], length, index, reader_count)
+            asyncio.to_thread(self._make_in_thread, self.tasks[task], length, index)
         )
         return await asyncio.shield(self._running_work)
 
@@ -95,7 +83,7 @@ class OpenDocuments:
         if not self.keep:
             self.store.remove(document)
 
-    def _make_in_thread(self, task: Task, length: int, index: int, reader_count: int) -> StoredSample:
+    def _make_in_thread(self, task: Task, length: int, index: int) -> tuple[Sample, DocumentRef]:
         sample = make_sample(task, length, index, self.seed)
 
         def iter_blocks() -> Iterator[Block]:
@@ -114,7 +102,7 @@ class OpenDocuments:
             self._documents[document["key"]] = document
         except DocumentError as error:
             raise EvaluationError(f"the document of {sample.id} cannot be stored: {error}") from error
-        return StoredSample(sample, document, reader_count)
+        return sample, document
 
 
 def make_sample(task: Task, length: int, index: int, seed: int | None = None) -> Sample:

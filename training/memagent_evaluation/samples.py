@@ -86,7 +86,9 @@ class Task(Protocol):
     def answer_tokens(self) -> int:
         """The tokens of `length` that are reserved for the answer, as in RULER.
 
-        A completion may have more if the reader's budget is larger: `systems.count_completion_tokens`.
+        A completion may have more, if the reader's budget is larger: limits such as RULER's 30 for variable tracking
+        are for models that continue an answer in the prompt, and would cut off a chat model, which writes text before
+        the box.
         """
         ...
 

@@ -58,16 +58,6 @@ class Attempt:
     """A note for people who read the results, such as "4,096 of 131,072 tokens shown"."""
 
 
-def count_completion_tokens(task_tokens: int, reader_tokens: int) -> int:
-    """Return the maximum tokens of an answer's completion: the larger of the task's and the reader's limit.
-
-    RULER's published limits, such as 30 tokens for variable tracking, are for models that continue an answer in the
-    prompt. A chat model also writes text before the box, and the limits would cut it off. So the maximum is never below
-    the reader's own.
-    """
-    return max(task_tokens, reader_tokens)
-
-
 class ReaderSystem:
     """A reader with a strategy. With checkpoints, an attempt that was killed continues where it stopped.
 
@@ -104,8 +94,7 @@ class ReaderSystem:
             document: a document in the reader's store.
             question: the question.
             answer_tokens: the tokens that the task needs for an answer. The completion may have more (see
-                `count_completion_tokens`), unless the system shows the whole document and the window has no room for
-                more.
+                `Task.answer_tokens`), unless the system shows the whole document and the window has no room for more.
             run_id: the attempt's id, unique to sample and system.
             repeat: the index, from 0, among several samples of the same question; each sample has its own seed.
 
@@ -130,8 +119,7 @@ class ReaderSystem:
         key = (answer_tokens, repeat)
         if key not in self._readers:
             context = await self._reader.aprepare()
-            max_answer_tokens = count_completion_tokens(answer_tokens, context.budget.answer_tokens)
-            overrides: dict[str, Any] = {"answer_tokens": max_answer_tokens}
+            overrides: dict[str, Any] = {"answer_tokens": max(answer_tokens, context.budget.answer_tokens)}
             if self.name != READER:
                 overrides["strategy"] = self._choose_strategy(answer_tokens)
             if repeat and context.sampling.seed is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from memagent_graph.errors import RunLogError
+from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import list_names
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.exchange.logged_run import have_same_content, load_run, merge_parts
@@ -192,18 +193,19 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
     Raises:
         RunLogError: a file is not a log, or a log cannot be read or written.
     """
-    starts_by_run: dict[str, list[tuple[float, int]]] = {}
     counts: Counter[str] = Counter()
+    for source in sources:
+        if not is_sqlite_file(Path(source)):
+            raise RunLogError(
+                f"{source} is not a log of runs", hint="Pass only run logs, which `memagent read` writes."
+            )
     with ExitStack() as stack:
-        logs = []
-        for log_index, source in enumerate(map(Path, sources)):
-            if not is_sqlite_file(source):
-                raise RunLogError(
-                    f"{source} is not a log of runs", hint="Pass only run logs, which `memagent read` writes."
-                )
-            logs.append(stack.enter_context(closing(RunLog(source))))
-            for record in logs[-1].runs():
-                starts_by_run.setdefault(record.run_id, []).append((record.began, log_index))
+        logs = [stack.enter_context(closing(RunLog(source))) for source in sources]
+        starts_by_run = group_values(
+            (record.run_id, (record.began, index))
+            for index, other_log in enumerate(logs)
+            for record in other_log.runs()
+        )
         for run_id in sorted(starts_by_run, key=lambda run_id: min(starts_by_run[run_id])):
             existing = load_run(log, run_id)
             parts = [existing, *(load_run(logs[log_index], run_id) for _, log_index in sorted(starts_by_run[run_id]))]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from memagent_graph.documents import DocumentRef
@@ -33,9 +34,7 @@ def load_run(log: RunLog, run_id: str) -> LoggedRun | None:
 
 def have_same_content(first: LoggedRun, second: LoggedRun) -> bool:
     """Return whether two runs are equal except for the ids of their conversations and rewards, and their templates."""
-    missing = object()
-    pairs = zip_longest(iter_content(first), iter_content(second), fillvalue=missing)
-    return all(item == other_item for item, other_item in pairs)
+    return all(item == other_item for item, other_item in zip_longest(iter_content(first), iter_content(second)))
 
 
 def iter_content(run: LoggedRun) -> Iterator[object]:
@@ -45,12 +44,11 @@ def iter_content(run: LoggedRun) -> Iterator[object]:
     indices_by_id: dict[int | None, int] = {None: -1}
     for conversation in run.conversations:
         indices_by_id[conversation.id] = len(indices_by_id) - 1
+        numbers = {name: getattr(conversation, name) for name in ARRAY_TYPES}
         # As bytes, numbers compare equal for any kind of sequence, and a NaN equals itself.
         bytes_by_name: dict[str, Any] = {
-            name: None if numbers is None else array(type_code, numbers).tobytes()
-            for name, type_code, numbers in (
-                (name, type_code, getattr(conversation, name)) for name, type_code in ARRAY_TYPES.items()
-            )
+            name: None if values is None else array(ARRAY_TYPES[name], values).tobytes()
+            for name, values in numbers.items()
         }
         yield replace(conversation, id=None, **bytes_by_name)
     rewards = [replace(reward, id=None, conversation=indices_by_id.get(reward.conversation)) for reward in run.rewards]
@@ -132,10 +130,8 @@ def _merge_conversations(
 
 def _find_superseded_calls(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
     """Return the ids of the superseded calls. The conversations are in the order in which they were read."""
-    edit_times: dict[str | None, float] = {}
-    for event in events:
-        if event.kind == EventKind.MEMORY_EDITED:
-            edit_times[event.call_id] = max(event.time, edit_times.get(event.call_id, event.time))
+    edits = sorted((event for event in events if event.kind == EventKind.MEMORY_EDITED), key=attrgetter("time"))
+    edit_times = {edit.call_id: edit.time for edit in edits}
     superseded_calls: set[str] = set()
     calls_by_slot: dict[tuple[str, str, int], str] = {}
     for index, conversation in enumerate(conversations):  # parents come before the calls that depend on them

@@ -177,9 +177,9 @@ def test_own_questions_are_read_from_every_file_format(tmp_path, file_format) ->
     assert detect_data_task(path) == "qa_files"
     task = load_data_task("qa_files", path, SETTINGS)
     assert (task.name, task.metric, sum(map(task.count, task.lengths))) == ("qa_files", Metric.ANY, 2)
-    examples, count = task.examples, SETTINGS.tokenizer.count
+    read, count = task.read_example, SETTINGS.tokenizer.count
     assert task.example_lengths[0] == count(rows[0]["document"]) + count("Who, and when?")
-    assert [(example.question, example.document, example.gold) for example in (examples[0], examples[1])] == [
+    assert [(example.question, example.document, example.gold) for example in (read(0), read(1))] == [
         ("Who, and when?", rows[0]["document"], ("Rosa", "R. B.")),
         ("Where?", rows[1]["document"], ("Oslo",)),
     ]
@@ -215,7 +215,7 @@ def test_own_questions_are_read_from_every_file_format(tmp_path, file_format) ->
 def test_row_fields_determine_the_task_and_its_examples(tmp_path, name, row, expected) -> None:
     path = write_parquet(tmp_path / "rows.parquet", [row])
     assert detect_data_task(path) == name
-    first_example = load_data_task(name, path, SETTINGS).examples[0]
+    first_example = load_data_task(name, path, SETTINGS).read_example(0)
     assert (first_example.question, first_example.gold, first_example.document) == expected
 
 

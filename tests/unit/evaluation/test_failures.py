@@ -53,7 +53,7 @@ def make_run(
     ],
 )
 def test_each_kind_of_loss_is_found_with_its_chunk(run, expected) -> None:
-    assert find_losses(make_sample(NEEDLE), run) == (NeedleLoss(NEEDLE, *expected),)
+    assert find_losses(make_sample(NEEDLE), run) == (NeedleLoss(*expected),)
 
 
 REFUSAL_EVENT = ReadEvent(EventKind.INVENTED, 0, "'zebra' stands nowhere", UpdateRule.KEEP_PREVIOUS)
@@ -70,7 +70,7 @@ REFUSED_TRACE = make_trace(["a short", "story"], ["x", "x"], events={0: REFUSAL_
 )
 def test_fact_in_a_completion_but_in_no_memory_was_cut_or_refused(run, loss) -> None:
     losses = find_losses(make_sample(NEEDLE), run, {"0": "a long story of 4711", "1": "story"})
-    assert losses == (NeedleLoss(NEEDLE, loss, 0),)
+    assert losses == (NeedleLoss(loss, 0),)
 
 
 CHUNKS = ["So far nothing. ", "The key is 4711. And more. ", "And the rest of it."]
@@ -100,7 +100,7 @@ LONG_NEEDLE = Needle("The key is 47112305.", "47112305", 0.5)
     ids=["never exact", "changed later", "changed in the answer", "then lost", "exact again", "another number"],
 )
 def test_value_written_in_another_format_is_reformatted_not_lost(run, expected) -> None:
-    assert find_losses(make_sample(LONG_NEEDLE), run) == (NeedleLoss(LONG_NEEDLE, *expected),)
+    assert find_losses(make_sample(LONG_NEEDLE), run) == (NeedleLoss(*expected),)
 
 
 def test_each_needle_has_its_own_loss() -> None:
@@ -158,14 +158,14 @@ def test_only_the_answer_sentence_of_a_paragraph_needle_counts() -> None:
 )
 def test_fact_is_held_if_any_branch_that_leads_to_the_answer_holds_it(memories, merged_memory, expected) -> None:
     trace = make_fan_out(memories, merged_memory, ["a", "b", "c", "d"])
-    assert find_losses(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(NEEDLE, *expected),)
+    assert find_losses(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(*expected),)
 
 
 def test_branch_that_does_not_lead_to_the_answer_is_ignored() -> None:
     left_span, right_span = make_spans(["a", "b"])
     calls = make_call("l", "x", reads=left_span, branch="l"), make_call("r", "4711", reads=right_span, branch="r")
     trace = Trace((*calls, make_answer("l")))
-    assert find_losses(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(NEEDLE, Loss.NEVER_WRITTEN),)
+    assert find_losses(make_sample(NEEDLE), make_run("x", trace=trace)) == (NeedleLoss(Loss.NEVER_WRITTEN),)
 
 
 def reply_with_fact_last(prompt: str) -> str:
@@ -181,5 +181,5 @@ async def test_loss_is_determined_from_the_log_of_a_real_run(make_reader, log, s
     result = await reader.aread(text, "What is the key of harbor?")
     sample = Sample(KeyTask(), 600, 0, result.question, ("4711",), lambda: iter([text]), (Needle(fact, "4711", 0.0),))
     run, completions = read_logged_run(log, result.run_id, store)
-    assert find_losses(sample, run, completions) == (NeedleLoss(sample.needles[0], Loss.CUT_BY_CAP, 0),)
+    assert find_losses(sample, run, completions) == (NeedleLoss(Loss.CUT_BY_CAP, 0),)
     assert "4711" not in run.trace.updates[0].memory

@@ -93,13 +93,13 @@ async def test_measurement_is_journaled_after_its_policy_is_saved(
 ) -> None:
     """If it is killed in between, the loop measures again; in the other order, it would never keep that policy."""
     was_saved: list[bool] = []
-    original = LoopJournal.add_measurements
+    original = LoopJournal.add
 
     def add_and_check(journal: LoopJournal, *measurements: Measurement) -> None:
         was_saved.append((tmp_path / "best").is_dir())
         original(journal, *measurements)
 
-    monkeypatch.setattr(LoopJournal, "add_measurements", add_and_check)
+    monkeypatch.setattr(LoopJournal, "add", add_and_check)
     set_measurement(0.5)
     await source._measure(0)
     assert was_saved == [True]

@@ -181,7 +181,7 @@ def make_killed_loop(out: Path, **changes: Any) -> RLJob:
     job = make_job(out, iterations=3, **changes)
     prepared = prepare(job)
     write_record(out, prepared.record)
-    LoopJournal(out / "journal.jsonl").add_collection(make_record())
+    LoopJournal(out / "journal.jsonl").add(make_record())
     return job
 
 

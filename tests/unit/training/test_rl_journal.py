@@ -39,9 +39,9 @@ def test_journal_records_are_read_back(entries: list[CollectionRecord | Measurem
     for entry in entries:
         if isinstance(entry, CollectionRecord):
             records.append(dataclasses.replace(entry, number=len(records)))
-            journal.add_collection(records[-1])
+            journal.add(records[-1])
         else:
-            journal.add_measurements(entry)
+            journal.add(entry)
     assert path.exists() == bool(entries)
     for any_journal in (journal, LoopJournal(path)):
         assert any_journal.records == records
@@ -68,7 +68,7 @@ def test_other_file_is_refused_and_left_unchanged(content: bytes, tmp_path: Path
 def test_gap_between_collections_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for number in range(3):
-        LoopJournal(path).add_collection(make_record(number))
+        LoopJournal(path).add(make_record(number))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[2])
     with pytest.raises(TrainingError, match="collection 2 follows 0"):
@@ -78,7 +78,7 @@ def test_gap_between_collections_is_refused(tmp_path: Path) -> None:
 def test_iteration_is_trained_on_the_collection_with_enough_groups(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
     for entry in (make_record(0), make_record(1, iteration=1, is_enough=False), make_record(2, iteration=1)):
-        journal.add_collection(entry)
+        journal.add(entry)
     assert journal.find_collection(0) == make_record(0)
     assert journal.find_collection(1) == make_record(2, iteration=1)
     assert journal.find_collection(2) is None
@@ -88,7 +88,7 @@ def test_measurements_are_found_by_iteration(tmp_path: Path) -> None:
     journal = LoopJournal(tmp_path / "journal.jsonl")
     entries = [make_measurement(0), make_measurement(2, temperature=0.0), make_measurement(2, temperature=1.0)]
     for entry in entries:
-        journal.add_measurements(entry)
+        journal.add(entry)
     assert journal.find_measurements(2) == entries[1:]
     assert journal.find_measurements(1) == []
 

@@ -40,7 +40,7 @@ def test_pass_has_each_group_with_variance_once(has_variance: list[bool], data: 
         with pytest.raises(TrainingError, match=r"0 groups for 1 optimizer steps.*Collect more groups"):
             make_schedule(groups, steps=1)
         return
-    assert len(make_schedule(groups).drop_reasons) == len(groups) - len(varied_groups)
+    assert len(make_schedule(groups).batch.drop_reasons) == len(groups) - len(varied_groups)
     steps = data.draw(st.integers(1, len(varied_groups)))
     schedule = make_schedule(groups, steps=steps)
     assert schedule.steps_per_pass == steps

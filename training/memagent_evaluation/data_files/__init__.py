@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import os
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,9 +31,9 @@ from memagent_evaluation.data_files.file_task import (
     DamagedRowError,
     FileExample,
     FileTask,
-    RowExamples,
     RowFormat,
-    measure_examples,
+    measure_example,
+    read_row_example,
     require_positive,
     require_text,
     require_texts,
@@ -171,9 +173,11 @@ def load_rows(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileT
     Raises:
         EvaluationError: a row is damaged; the message names the file and line.
     """
-    examples = RowExamples(open_rows(paths), ROW_FORMATS[name])
-    lengths, source = measure_examples(examples, settings.tokenizer), ", ".join(map(str, paths))
-    return FileTask(name, ROW_FORMATS[name].unit, examples, lengths, source)
+    rows, row_format = open_rows(paths), ROW_FORMATS[name]
+    read_example = partial(read_row_example, rows, row_format)
+    # One example at a time is in memory.
+    lengths = array("Q", (measure_example(read_example(index), settings.tokenizer) for index in range(len(rows))))
+    return FileTask(name, row_format.unit, read_example, lengths, ", ".join(map(str, paths)))
 
 
 def _read_own_question(row: TableRow) -> FileExample:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from memagent_evaluation.data_files.table_rows import TableRow, TableRows
 from memagent_evaluation.samples import LengthUnit, Metric, Needle, Sample
@@ -41,14 +41,6 @@ class FileExample:
     """Its length in the task's unit, if the file states it."""
 
 
-class FileExamples(Protocol):
-    """Examples in a fixed order; each is made on request."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> FileExample: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RowFormat:
     """A format of rows."""
@@ -60,31 +52,17 @@ class RowFormat:
     unit: LengthUnit = LengthUnit.TOKENS
 
 
-@dataclass(frozen=True, slots=True)
-class RowExamples:
-    """Examples that are rows of a file."""
+def read_row_example(rows: TableRows, row_format: RowFormat, index: int) -> FileExample:
+    """Return the example of a row.
 
-    rows: TableRows
-    format: RowFormat
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int, /) -> FileExample:
-        """Return an example.
-
-        Raises:
-            EvaluationError: the row is damaged; the message names the file and line.
-        """
-        row = self.rows[index]
-        try:
-            example = self.format.read_row(row)
-            for part_name, text in (("question", example.question), ("document", example.document)):
-                if not text.strip():
-                    raise DamagedRowError(f"the {part_name} is empty")
-        except DamagedRowError as error:
-            raise EvaluationError(f"{self.rows.get_location(index)}: {error}", hint=self.format.hint) from error
-        return example
+    Raises:
+        EvaluationError: the row is damaged; the message names the file and line.
+    """
+    row = rows[index]
+    try:
+        return row_format.read_row(row)
+    except DamagedRowError as error:
+        raise EvaluationError(f"{rows.get_location(index)}: {error}", hint=row_format.hint) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +75,8 @@ class FileTask:
 
     name: str
     unit: LengthUnit
-    examples: FileExamples = field(repr=False)
+    read_example: Callable[[int], FileExample] = field(repr=False)
+    """Makes an example by its index; the file's order is fixed."""
     example_lengths: array[int] = field(repr=False)
     """The length of each example, in `unit`."""
     source: str
@@ -133,8 +112,8 @@ class FileTask:
                 hint=f"Ask for fewer (--n), or for other lengths; it has (with the number of questions): {available}.",
             )
         example_index = example_indices[index]
-        example = self.examples[example_index]
-        pieces = partial(_iter_pieces, self.examples, example_index)
+        example = self.read_example(example_index)
+        pieces = partial(_iter_pieces, self.read_example, example_index)
         return Sample(
             self,
             length,
@@ -169,21 +148,11 @@ def estimate_tokens(text: str, tokenizer: Tokenizer) -> int:
     return max(1, round(sum(map(tokenizer.count, pieces)) * len(text) / sum(map(len, pieces))))
 
 
-def measure_examples(examples: RowExamples, tokenizer: Tokenizer) -> array[int]:
-    """Return the length of each example: the one in the file, or the approximate tokens of document and question.
-
-    One example at a time is in memory.
-
-    Raises:
-        EvaluationError: a row is damaged; the message names the file and line.
-    """
-    lengths = array("Q")
-    for index in range(len(examples)):
-        example = examples[index]
-        if (length := example.length) is None:
-            length = estimate_tokens(example.document, tokenizer) + tokenizer.count(example.question)
-        lengths.append(length)
-    return lengths
+def measure_example(example: FileExample, tokenizer: Tokenizer) -> int:
+    """Return the length of an example: the one in the file, or the approximate tokens of document and question."""
+    if example.length is not None:
+        return example.length
+    return estimate_tokens(example.document, tokenizer) + tokenizer.count(example.question)
 
 
 def require_text(row: TableRow, name: str) -> str:
@@ -229,7 +198,7 @@ def _describe(row: TableRow, name: str) -> str:
     return repr(value)[:40] if isinstance(value, str | int | float) else type(value).__name__
 
 
-def _iter_pieces(examples: FileExamples, index: int) -> Iterator[str]:
-    document = examples[index].document
+def _iter_pieces(read_example: Callable[[int], FileExample], index: int) -> Iterator[str]:
+    document = read_example(index).document
     for start in range(0, len(document), _PIECE_CHARACTERS):
         yield document[start : start + _PIECE_CHARACTERS]

@@ -14,6 +14,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -182,28 +183,19 @@ def _read_objects(row: TableRow, name: str) -> list[TableRow]:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class RecordExamples:
-    """Examples whose documents are the shuffled paragraphs of a record, with blank lines between them."""
-
-    records: Sequence[QARecord]
-    seed: int
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, index: int, /) -> FileExample:
-        record = self.records[index]
-        paragraphs = [*record.gold, *record.distractors]
-        random.Random(f"{self.seed}/{record.id}").shuffle(paragraphs)
-        texts = [paragraph.text_with_title for paragraph in paragraphs]
-        document = "\n\n".join(texts)
-        needles, start = [], 0
-        for paragraph, text in zip(paragraphs, texts, strict=True):
-            if paragraph in record.gold:
-                needles.append(Needle(text, record.find_evidence(paragraph), start / len(document)))
-            start += len(text) + 2
-        return FileExample(record.question, record.answers, document, tuple(needles))
+def _make_example(records: Sequence[QARecord], seed: int, index: int) -> FileExample:
+    """Return the example whose document is a record's shuffled paragraphs, with blank lines between them."""
+    record = records[index]
+    paragraphs = [*record.gold, *record.distractors]
+    random.Random(f"{seed}/{record.id}").shuffle(paragraphs)
+    texts = [paragraph.text_with_title for paragraph in paragraphs]
+    document = "\n\n".join(texts)
+    needles, start = [], 0
+    for paragraph, text in zip(paragraphs, texts, strict=True):
+        if paragraph in record.gold:
+            needles.append(Needle(text, record.find_evidence(paragraph), start / len(document)))
+        start += len(text) + 2
+    return FileExample(record.question, record.answers, document, tuple(needles))
 
 
 def load_record_task(name: str, paths: Sequence[Path], settings: TaskSettings) -> FileTask:
@@ -219,6 +211,5 @@ def load_record_task(name: str, paths: Sequence[Path], settings: TaskSettings) -
                 token_counts[paragraph] = tokenizer.count(paragraph.text_with_title + "\n\n")
             token_count += token_counts[paragraph]
         example_lengths.append(token_count)
-    examples = RecordExamples(records, settings.seed)
-    source = ", ".join(map(str, paths))
-    return FileTask(name, LengthUnit.TOKENS, examples, example_lengths, source)
+    read_example = partial(_make_example, records, settings.seed)
+    return FileTask(name, LengthUnit.TOKENS, read_example, example_lengths, ", ".join(map(str, paths)))

@@ -37,7 +37,9 @@ _LEADING_SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _PARQUET_MAGIC: Final = b"PAR1"
 _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 _MAX_CELL_CHARACTERS: Final = 2**31 - 1
-_FORMAT_HINT: Final = "Use JSON lines, a JSON list, CSV or Parquet, in UTF-8, with a row for each question."
+_FORMAT_HINT: Final = (
+    "Use JSON lines, a JSON list, CSV with a header row or Parquet, in UTF-8, with a row for each question."
+)
 
 
 class TableRows:
@@ -67,7 +69,11 @@ def open_rows(paths: Sequence[Path]) -> TableRows:
         EvaluationError: a file cannot be read, has no rows, or has an unknown format.
         MissingExtraError: a format needs pyarrow (the extra "eval").
     """
-    return TableRows([_open_source(path) for path in paths])
+    sources = [_open_source(path) for path in paths]
+    for path, source in zip(paths, sources, strict=True):
+        if not len(source):
+            raise EvaluationError(f"{path} has no rows", hint=_FORMAT_HINT)
+    return TableRows(sources)
 
 
 class JSONRows:
@@ -91,8 +97,6 @@ class JSONRows:
                     else "is empty"
                 )
                 raise EvaluationError(f"{path} {problem}", hint=_FORMAT_HINT)
-        if not self._starts:
-            raise EvaluationError(f"{path} has no rows", hint=_FORMAT_HINT)
 
     def _index_list(self, content: mmap.mmap, start: int) -> None:
         depth, entry_start = 1, start
@@ -170,8 +174,6 @@ class ParquetRows:
             groups = map(file.metadata.row_group, range(file.num_row_groups))
             self._group_ends = list(accumulate(group.num_rows for group in groups))
         self._group = functools.lru_cache(maxsize=2)(self._read_group)
-        if not len(self):
-            raise EvaluationError(f"{path} has no rows", hint=_FORMAT_HINT)
 
     def __len__(self) -> int:
         return self._group_ends[-1] if self._group_ends else 0
@@ -211,8 +213,6 @@ class DatasetRows:
             self._table = pa.concat_tables(tables)
         except (DocumentError, OSError, ValueError, KeyError, TypeError) as error:
             raise _make_unreadable_error(path, error) from error
-        if not len(self):
-            raise EvaluationError(f"{path} has no rows", hint="Choose another dataset folder.")
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -237,8 +237,6 @@ class CSVRows:
                 self._rows = [(reader.line_num, row) for row in reader]
         except (OSError, ValueError, csv.Error) as error:
             raise _make_unreadable_error(path, error) from error
-        if not self._rows:
-            raise EvaluationError(f"{path} has no rows", hint="Begin it with a header row.")
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -70,7 +70,7 @@ class EnglishTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small, or there are not enough questions for one document.
         """
-        document_index, question_index = self.locate_question(index)
+        document_index, question_index = divmod(index, self.settings.questions_per_document)
         rng = self.make_sample_rng(length, document_index)
         is_new = self.kind == "new"
         questions = self._draw_questions(EnglishFacts(rng, held_out=self.held_out, held_out_relations=is_new))

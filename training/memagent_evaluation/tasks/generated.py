@@ -55,10 +55,6 @@ class GeneratedTask(ABC):
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where there is none."""
 
-    def locate_question(self, index: int) -> tuple[int, int]:
-        """Return the index of a sample's document, and the index of its question among the questions on it."""
-        return divmod(index, self.settings.questions_per_document)
-
     def make_sample_rng(self, length: int, index: int, *purpose: str | int) -> random.Random:
         """Return a generator that is the same for equal seed, task, length, index and purpose, in any process.
 

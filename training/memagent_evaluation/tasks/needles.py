@@ -180,7 +180,7 @@ class NeedleTask(GeneratedTask):
             EvaluationError: the length is too small for needles, question and answer.
             MissingExtraError: the word lists that full-size keys come from are not installed.
         """
-        document_index, question_index = self.locate_question(index)
+        document_index, question_index = divmod(index, self.settings.questions_per_document)
         rng = self.make_sample_rng(length, document_index)
         key_source = self._make_key_source(rng)
         used_texts: set[str] = set()

@@ -213,7 +213,7 @@ class StateTask(GeneratedTask):
         Raises:
             EvaluationError: the length is too small for the sentences, or they answer too few questions.
         """
-        document_index, question_index = self.locate_question(index)
+        document_index, question_index = divmod(index, self.settings.questions_per_document)
         rng = self.make_sample_rng(length, document_index)
         haystack = haystacks.make_prose_haystack(
             self.settings.haystack, self.make_sample_rng(length, document_index, "prose")

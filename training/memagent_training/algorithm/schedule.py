@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memagent_training.algorithm.advantages import (
-    AdvantageBatch,
-    AdvantageSettings,
-    DropReason,
-    TrainingRow,
-    prepare_batch,
-)
+from memagent_training.algorithm.advantages import AdvantageBatch, AdvantageSettings, TrainingRow, prepare_batch
 from memagent_training.algorithm.planner import Layout, StepPlan, plan_step, split_into_steps
 from memagent_training.data.rollouts import RolloutGroup
 
@@ -72,14 +66,11 @@ class Schedule:
     batch: AdvantageBatch = field(init=False, repr=False)
     """All groups as if they were one step."""
     kept_groups: tuple[RolloutGroup, ...] = field(init=False)
-    drop_reasons: Mapping[str, DropReason] = field(init=False)
-    """The dropped groups' ids, each with its reason."""
     _last_step: tuple[int, ScheduledStep] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.batch = prepare_batch(self.groups, self.settings)
-        self.drop_reasons = self.batch.drop_reasons
-        self.kept_groups = tuple(group for group in self.groups if group.group_id not in self.drop_reasons)
+        self.kept_groups = tuple(group for group in self.groups if group.group_id not in self.batch.drop_reasons)
         self.split_pass(0)
 
     @property

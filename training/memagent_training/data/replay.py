@@ -216,11 +216,9 @@ class _RunSelection:
 
     def list_refused(self) -> dict[Refusal, tuple[str, ...]]:
         """Return the refused runs by reason, oldest first."""
-        refused_ids = [run_id for run_id in self.group_by_run if run_id in self.refusals]
-        runs_by_reason = {
-            reason: tuple(run_id for run_id in refused_ids if self.refusals[run_id] is reason) for reason in Refusal
-        }
-        return {reason: run_ids for reason, run_ids in runs_by_reason.items() if run_ids}
+        refused_ids = (run_id for run_id in self.group_by_run if run_id in self.refusals)
+        runs_by_reason = group_values((self.refusals[run_id], run_id) for run_id in refused_ids)
+        return {reason: tuple(runs_by_reason[reason]) for reason in Refusal if reason in runs_by_reason}
 
 
 def _find_refusals(

@@ -103,7 +103,7 @@ def require_finite_reward(value: float, run: TrainingRun, name: str) -> float:
     return float(value)
 
 
-def get_function_name(function: object) -> str:
-    """Return the name of a function, or of its class."""
-    name = getattr(function, "__name__", None)
-    return name if isinstance(name, str) else type(function).__name__
+def get_reward_name(reward: str | RewardFunction) -> str:
+    """Return a reward's name: the name itself, or that of the function or of its class."""
+    name = reward if isinstance(reward, str) else getattr(reward, "__name__", None)
+    return name if isinstance(name, str) else type(reward).__name__

@@ -12,8 +12,8 @@ How transformers treats masks (5.23, checked by the tests):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -132,22 +132,9 @@ class _Scoring:
 def _score_in_forward(
     model: nn.Module, unwrapped_model: Any, inputs: dict[str, Any], scoring: _Scoring
 ) -> Tensor | None:
-    """Return (C, 2) from one forward of the model, or None if the model changes what its head returns."""
-    with _replace_head(unwrapped_model.get_output_embeddings(), scoring) as scores:
-        returned_C2: Tensor = model(**inputs).logits[0]
-    if bool((returned_C2[-1] != _PROBE_VALUE).any()):
-        return None
-    if returned_C2.dtype == scores[0].dtype:
-        return returned_C2[:-1]
-    # A sharded wrapper may round the returned value, which is then too inexact, but it must be part of the graph.
-    return scores[0] + 0 * returned_C2[:-1]
+    """Return (C, 2) from one forward of the model, or None if the model changes what its head returns.
 
-
-@contextmanager
-def _replace_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tensor]]:
-    """Make the head return scores and a probe value, (1, C + 1, 2), instead of logits.
-
-    The scores are also added to the yielded list.
+    Meanwhile the head returns scores and a probe value, (1, C + 1, 2), instead of logits.
     """
     scores: list[Tensor] = []
 
@@ -159,12 +146,19 @@ def _replace_head(head: nn.Module, scoring: _Scoring) -> Iterator[list[Tensor]]:
     def return_scores(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
         return torch.cat([scores[0][None], scores[0].new_full((1, 1, 2), _PROBE_VALUE)], dim=1)
 
+    head: nn.Module = unwrapped_model.get_output_embeddings()
     hooks = [head.register_forward_pre_hook(score_and_skip_head), head.register_forward_hook(return_scores)]
     try:
-        yield scores
+        returned_C2: Tensor = model(**inputs).logits[0]
     finally:
         for hook in hooks:
             hook.remove()
+    if bool((returned_C2[-1] != _PROBE_VALUE).any()):
+        return None
+    if returned_C2.dtype == scores[0].dtype:
+        return returned_C2[:-1]
+    # A sharded wrapper may round the returned value, which is then too inexact, but it must be part of the graph.
+    return scores[0] + 0 * returned_C2[:-1]
 
 
 def _make_attention_mask(unwrapped_model: Any, micro_batch: MicroBatch) -> Tensor | None:

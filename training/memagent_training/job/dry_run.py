@@ -204,7 +204,7 @@ def plan_training(prepared: PreparedJob) -> dict[str, Any]:
             "refused": {reason.value: list(runs) for reason, runs in report.refused.items()},
             "remedies": {reason.value: reason.remedy for reason in report.refused},
         },
-        "dropped": {group: reason.value for group, reason in schedule.drop_reasons.items()},
+        "dropped": {group: reason.value for group, reason in schedule.batch.drop_reasons.items()},
         "model_version": prepared.base.weights_hash,
         "schedule": {
             "groups": len(schedule.kept_groups),

@@ -39,7 +39,7 @@ from memagent_training.data.rollouts import RolloutGroup, require_known_token_id
 from memagent_training.forward import recomputed_logprobs
 from memagent_training.forward.layouts import IdRow, MicroBatch, lay_out
 from memagent_training.forward.recomputed_logprobs import LogProbGap, RowKey, compare_logprobs, make_row_key
-from memagent_training.forward.scoring import LogProbs, score_completions
+from memagent_training.forward.scoring import score_completions
 from memagent_training.job.config import MultiConvDAPOConfig, OldLogProbs
 from memagent_training.training_errors import TrainingError
 
@@ -116,7 +116,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """Schedule the optimizer steps over these groups, `steps` of them if set, and forget the previous groups."""
         self.schedule = args.make_schedule(groups, seed=seed, steps=steps)
         if not self.schedule.kept_groups:
-            counts = Counter(self.schedule.drop_reasons.values())
+            counts = Counter(self.schedule.batch.drop_reasons.values())
             reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items()) or "there are none"
             raise TrainingError(
                 f"none of the {len(groups)} groups has a training signal ({reasons})", hint=EQUAL_REWARDS_REMEDY
@@ -266,7 +266,13 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         reference_BT = self._compute_reference_logprobs(model, micro_batch)
         entropy_coef = self.args.entropy_coef
         with self.compute_loss_context_manager():
-            scores = self._score(model, micro_batch, with_entropy=True, entropy_gradient=entropy_coef != 0)
+            scores = score_completions(
+                model,
+                micro_batch,
+                temperature=self.args.temperature,
+                with_entropy=True,
+                entropy_gradient=entropy_coef != 0,
+            )
             logprobs_BT, entropies_BT = scores.logprobs_BT, scores.entropies_BT
             assert entropies_BT is not None  # noqa: S101  they were asked for
             loss_BT = metrics.loss(logprobs_BT, old_BT, logged_BT, reference_BT, advantages_BT, learned_BT)
@@ -319,9 +325,6 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         # A row without a gradient, forwarded because its step has no other, was not recomputed.
         return self._recomputed_logprobs.get(make_row_key(row), torch.tensor(row.conversation.logprobs_T))
 
-    def _score(self, model: nn.Module, micro_batch: MicroBatch, **options: Any) -> LogProbs:
-        return score_completions(model, micro_batch, temperature=self.args.temperature, **options)
-
     def _compute_reference_logprobs(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor | None:
         """Return the log-probs under the reference model, or the model without adapters; None without a KL penalty."""
         if self.args.beta == 0:
@@ -333,7 +336,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 unwrapped_model, adapter_name="ref" if "ref" in unwrapped_model.peft_config else None
             )
         with torch.no_grad(), adapters, self._disable_checkpointing(model):
-            return self._score(self.ref_model or model, micro_batch).logprobs_BT
+            reference: Any = self.ref_model or model
+            return score_completions(reference, micro_batch, temperature=self.args.temperature).logprobs_BT
 
     def _disable_checkpointing(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Turn off gradient checkpointing, which would warn that there is no gradient."""
@@ -421,7 +425,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             ),
             **compute_row_metrics(step.groups, step.batch, self.policy_versions),
             "reward/with_dropped": self._mean_reward,
-            "groups/dropped_fraction": len(self.schedule.drop_reasons) / len(self.schedule.groups),
+            "groups/dropped_fraction": len(self.schedule.batch.drop_reasons) / len(self.schedule.groups),
             "tokens/forwarded": plan.forwarded_tokens,
             "conversations/forwarded": len(step.rows),
             "tokens/padding_fraction": plan.padding_tokens / plan.forwarded_tokens,

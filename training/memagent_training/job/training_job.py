@@ -24,7 +24,7 @@ from memagent_training.algorithm.planner import require_rows_fit
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, Schedule
 from memagent_training.data.replay import Replay, load_groups
 from memagent_training.data.replay_report import MAX_LISTED
-from memagent_training.data.reward_functions import RewardFunction, get_function_name
+from memagent_training.data.reward_functions import RewardFunction, get_reward_name
 from memagent_training.job import training_output
 from memagent_training.job.base_model import BaseModel, find_base_model, make_lora_config
 from memagent_training.job.config import MultiConvDAPOConfig
@@ -113,11 +113,9 @@ def prepare(job: TrainingJob) -> PreparedJob:
     _require_ranks_for_devices(config)
     base = find_base_model(job.model)
     training_output.require_writable_folder(job.out, base.folder)
-    if job.resume:
-        checkpoints = training_output.find_checkpoints(job.out)
-    else:
+    if not job.resume:
         training_output.require_unused_folder(job.out)
-        checkpoints = Checkpoints(None)
+    checkpoints = training_output.find_checkpoints(job.out)
     terms = config.advantage_settings.terms
     replay = load_groups(
         job.runs,
@@ -139,7 +137,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     schedule = config.make_schedule(replay.groups)
     _require_learnable_schedule(schedule, replay)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
-    if job.resume and (checkpoints.newest or checkpoints.incomplete):
+    if checkpoints.newest or checkpoints.incomplete:
         training_output.require_same_inputs(job.out, prepared.record)
     return prepared
 
@@ -174,10 +172,10 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
     adapter = save_policy(trainer, base, job.out, lora_rank=job.lora_rank)
     step_logs = [log_entry for log_entry in trainer.state.log_history if "loss" in log_entry]
     if trainer.accelerator.is_main_process:
-        report, reward = prepared.replay.report, job.reward
+        report = prepared.replay.report
         card_facts = {
             "runs": f"{report.rollouts:,} in {report.groups:,} groups, from {report.source}",
-            "reward": reward if isinstance(reward, str) else get_function_name(reward),
+            "reward": get_reward_name(job.reward),
             "preset": str(job.preset),
             "optimizer steps": f"{trainer.state.global_step:,}",
         }

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from memagent_graph.settings import iter_differences
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.private_files import write_atomically
 from memagent_training.forward import recomputed_logprobs
@@ -105,9 +106,7 @@ def require_same_inputs(out: Path, record: Mapping[str, Any]) -> None:
     """
     try:
         recorded_inputs = read_json_file(out / RECORD)
-        if not isinstance(recorded_inputs, dict) or not all(
-            isinstance(section, dict) for section in recorded_inputs.values()
-        ):
+        if not isinstance(recorded_inputs, dict):
             raise ValueError("it is not a record of a training run")
     except FileNotFoundError:
         return
@@ -115,15 +114,11 @@ def require_same_inputs(out: Path, record: Mapping[str, Any]) -> None:
         raise TrainingError(
             f"{out / RECORD} cannot be read: {error}", hint="Begin again in another output folder."
         ) from error
-    current_inputs = json.loads(json.dumps(record))
-    differences = []
-    for section in sorted(recorded_inputs.keys() | current_inputs.keys()):
-        old_inputs, new_inputs = recorded_inputs.get(section, {}), current_inputs.get(section, {})
-        for name in sorted(old_inputs.keys() | new_inputs.keys()):
-            old, new = old_inputs.get(name), new_inputs.get(name)
-            is_hash_unknown = name == "weights" and "" in {old, new}  # a model on the hub, before its download
-            if old != new and not is_hash_unknown:
-                differences.append(f"{name} was {old!r} and is {new!r}")
+    differences = [
+        f"{name} was {old!r} and is {new!r}"
+        for name, old, new in iter_differences({section: {} for section in record} | recorded_inputs, record)
+        if not (name == "model.weights" and "" in (old, new))  # a model on the hub, before its download
+    ]
     if differences:
         raise TrainingError(
             f"the training run in {out} was started with different inputs: {'; '.join(differences)}",

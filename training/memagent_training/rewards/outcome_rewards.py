@@ -6,8 +6,9 @@ conversations are in `reward_names`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from memagent_evaluation import scorers
 from memagent_evaluation.samples import Metric
@@ -17,15 +18,23 @@ from memagent_graph.reasoning import extract_reply
 from memagent_training.data.training_runs import Gold, TrainingRun
 
 
-class _GoldReward:
-    @staticmethod
-    def get_gold(run: TrainingRun) -> Gold | None:
-        """Return the gold answers for a run; None if they are not known."""
-        return run.gold if run.gold is not None and run.gold.answers else None
+class _GoldReward(ABC):
+    _reads_completion: ClassVar[bool] = True
+    """Whether the completion is compared, or only the answer that was taken from it."""
+
+    def __call__(self, run: TrainingRun, /) -> float | None:
+        """Return the reward, 0 to 1; None if unknown."""
+        text = run.raw_answer if self._reads_completion else run.answer
+        if run.gold is None or not run.gold.answers or text is None:
+            return None
+        return self._compare(text, run.gold, run)
+
+    @abstractmethod
+    def _compare(self, text: str, gold: Gold, run: TrainingRun) -> float | None: ...
 
     def why_unknown(self, run: TrainingRun, /) -> str:
         """Return why the reward is not known."""
-        return "no gold answer is known" if self.get_gold(run) is None else "a text was redacted away"
+        return "a text was redacted away" if run.gold and run.gold.answers else "no gold answer is known"
 
 
 class ExactMatch(_GoldReward):
@@ -34,16 +43,12 @@ class ExactMatch(_GoldReward):
     If the reader took the answer from a \boxed{}, the box must be in the completion's last 300 characters.
     """
 
-    def __call__(self, run: TrainingRun, /) -> float | None:
-        """Return 1 if the answer is a gold answer in the requested form, 0 if not, None if unknown."""
-        gold, answer = self.get_gold(run), run.answer
-        if gold is None or answer is None or run.raw_answer is None:
+    def _compare(self, text: str, gold: Gold, run: TrainingRun) -> float | None:
+        reply, answer = extract_reply(text), run.answer
+        if answer is None:
             return None
-        reply = extract_reply(run.raw_answer)
         final_answer = scorers.find_boxed_at_end(reply, gold.answers) if extract_last_boxed(reply) == answer else answer
-        return float(
-            final_answer is not None and scorers.is_exact_match(final_answer, gold.answers, gold.metric or Metric.ANY)
-        )
+        return _is_exact(final_answer, gold)
 
 
 class BoxedExactMatch(_GoldReward):
@@ -53,13 +58,12 @@ class BoxedExactMatch(_GoldReward):
     paper does. Unlike in `ExactMatch`, reasoning is part of the completion.
     """
 
-    def __call__(self, run: TrainingRun, /) -> float | None:
-        """Return 1 if the last box is a gold answer, 0 if not, None if unknown."""
-        gold = self.get_gold(run)
-        if gold is None or run.raw_answer is None:
-            return None
-        boxed = scorers.find_boxed_at_end(run.raw_answer)
-        return float(boxed is not None and scorers.is_exact_match(boxed, gold.answers, gold.metric or Metric.ANY))
+    def _compare(self, text: str, gold: Gold, run: TrainingRun) -> float:
+        return _is_exact(scorers.find_boxed_at_end(text), gold)
+
+
+def _is_exact(answer: str | None, gold: Gold) -> float:
+    return float(answer is not None and scorers.is_exact_match(answer, gold.answers, gold.metric or Metric.ANY))
 
 
 class MemAgentReleased(_GoldReward):
@@ -72,12 +76,8 @@ class MemAgentReleased(_GoldReward):
     has one gold answer per question; here any of several is accepted.
     """
 
-    def __call__(self, run: TrainingRun, /) -> float | None:
-        """Return 1 if the last box is a gold answer, 0 if not, None if unknown."""
-        gold = self.get_gold(run)
-        if gold is None or run.raw_answer is None:
-            return None
-        boxed = _find_box_as_released(run.raw_answer[-300:].lower())
+    def _compare(self, text: str, gold: Gold, run: TrainingRun) -> float:
+        boxed = _find_box_as_released(text[-300:].lower())
         normalised_golds = {_normalise_as_released(answer.lower()) for answer in gold.answers}
         return float(boxed is not None and _normalise_as_released(boxed) in normalised_golds)
 
@@ -114,23 +114,19 @@ def _find_box_as_released(text: str) -> str | None:
 class LenientMatch(_GoldReward):
     """1 if the answer contains a gold answer as whole words. A part of a gold answer ("The") gets 0."""
 
-    def __call__(self, run: TrainingRun, /) -> float | None:
-        """Return 1 if the answer contains a gold answer, 0 if not, None if unknown."""
-        gold, answer = self.get_gold(run), run.answer
-        if gold is None or answer is None:
-            return None
-        return float(scorers.is_lenient_match(answer, gold.answers, gold.metric or Metric.ANY))
+    _reads_completion = False
+
+    def _compare(self, text: str, gold: Gold, run: TrainingRun) -> float:
+        return float(scorers.is_lenient_match(text, gold.answers, gold.metric or Metric.ANY))
 
 
 class TokenF1(_GoldReward):
     """The F1 of the answer's normalised words, compared with the nearest gold answer. 0 to 1."""
 
-    def __call__(self, run: TrainingRun, /) -> float | None:
-        """Return a score from 0 to 1; None if unknown."""
-        gold, answer = self.get_gold(run), run.answer
-        if gold is None or answer is None:
-            return None
-        return scorers.compute_best_f1(answer, gold.answers, gold.metric or Metric.ANY)
+    _reads_completion = False
+
+    def _compare(self, text: str, gold: Gold, run: TrainingRun) -> float:
+        return scorers.compute_best_f1(text, gold.answers, gold.metric or Metric.ANY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +140,10 @@ class StringMatch(_GoldReward):
     metric: Metric | None = None
     """Whether all gold strings are required or any of them; by default as in the run's task, or else all."""
 
-    def __call__(self, run: TrainingRun, /) -> float | None:
-        """Return a score from 0 to 1; None if unknown."""
-        gold = self.get_gold(run)
-        if gold is None or run.raw_answer is None:
-            return None
+    def _compare(self, text: str, gold: Gold, run: TrainingRun) -> float:
         if run.record.stop_reason == StopReason.NO_ANSWER.value:
             return 0.0
         if gold.own_score is not None and self.metric is None:
             return gold.own_score(run.answer or "")
         metric = self.metric or gold.metric or Metric.ALL
-        return scorers.compute_string_match(extract_reply(run.raw_answer), gold.answers, metric)
+        return scorers.compute_string_match(extract_reply(text), gold.answers, metric)

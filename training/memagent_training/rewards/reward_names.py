@@ -21,7 +21,7 @@ from memagent_training.data.reward_functions import (
     LoggedStepReward,
     RewardFunction,
     StepRewardFunction,
-    get_function_name,
+    get_reward_name,
 )
 from memagent_training.data.rollouts import OUTCOME
 from memagent_training.rewards.conversation_rewards import FormatReward, RecallGain
@@ -74,7 +74,7 @@ def resolve_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
         RewardError: there is no such built-in.
     """
     if not isinstance(reward, str):
-        return get_function_name(reward), reward
+        return get_reward_name(reward), reward
     return REWARD_NAMES.get(reward, reward), _find_outcome_reward(reward)
 
 

@@ -103,7 +103,7 @@ class Collector:
                 turns=collection.usage.turns,
                 seconds=time.monotonic() - started_at,
             )
-            self._journal.add_collection(record)
+            self._journal.add(record)
             if replay_error is not None:  # raised only now, so that a resumed loop makes another collection
                 raise replay_error
             for name, failure in list(collection.failures.items())[:1]:

@@ -125,10 +125,6 @@ class QuestionSplit:
             for length, index in order[start if epoch == first_epoch else 0 :]:
                 yield self.task.sample(length, index)
 
-    def list_held_out_samples(self, length: int, max_count: int) -> list[Sample]:
-        """Return questions to measure with, the same each time."""
-        return [self.task.sample(length, index) for index in self.held_out[length][:max_count]]
-
 
 def find_answered_without_document(results: Path) -> frozenset[str]:
     """Return the questions that the system "no_document" answered right at least once in an evaluation.
@@ -270,9 +266,9 @@ class Curriculum:
             yield rng.choice(self.tasks).sample(length, collection * QUESTIONS_PER_COLLECTION + index)
 
     def list_held_out_samples(self, length: int, count: int) -> list[Sample]:
-        """Return the questions to measure a length with: `count`, or as many as a data file has."""
+        """Return the questions to measure a length with, the same each time: `count`, or as many as a data file has."""
         if self.split is not None:
-            return self.split.list_held_out_samples(length, count)
+            return [self.split.task.sample(length, index) for index in self.split.held_out[length][:count]]
         return [self.tasks[index % len(self.tasks)].sample(length, HELD_OUT_START + index) for index in range(count)]
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 
 from memagent_evaluation.samples import Sample
 from memagent_evaluation.score_statistics import estimate
@@ -25,7 +25,7 @@ from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableEr
 from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import format_count
 from memagent_graph.prompts import AnswerFormat
-from memagent_training.data.reward_functions import get_function_name
+from memagent_training.data.reward_functions import get_reward_name
 from memagent_training.job import training_output
 from memagent_training.job.base_model import make_lora_config
 from memagent_training.job.job_options import Engine
@@ -34,7 +34,7 @@ from memagent_training.rl.collecting import Collector, refuse_collapse
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
-from memagent_training.rl.policy_serving import PolicyBackend, make_backend
+from memagent_training.rl.policy_serving import LocalBackend, PolicyBackend, ServerBackend
 from memagent_training.rl.rl_job import BEST, JOURNAL, PreparedLoop, RLJob, prepare
 from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.vllm_server import find_vllm_python
@@ -72,9 +72,10 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     if job.base_url is None and job.engine is Engine.VLLM:
         find_vllm_python()  # to fail before the model is loaded
     status = status or LoopStatus(job.iterations, quiet=True)
-    checkpoints = training_output.find_checkpoints(job.out) if job.resume else training_output.Checkpoints(None)
+    checkpoints = training_output.find_checkpoints(job.out)
     job.out.mkdir(parents=True, exist_ok=True)
-    source = _IterationSource(prepared, make_backend(prepared), LoopJournal(job.out / JOURNAL), status)
+    backend = LocalBackend(prepared) if job.engine is Engine.LOCAL else ServerBackend(prepared)
+    source = _IterationSource(prepared, backend, LoopJournal(job.out / JOURNAL), status)
     try:
         trainer = OnlineTrainer(
             prepared.base.source,
@@ -82,7 +83,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
             prepared.config,
             steps_per_iteration=prepared.steps_per_iteration,
             save_policy=source.export_policy,
-            callbacks=[_StepReporter(status)],
+            callbacks=[status],
             peft_config=make_lora_config(job.lora_rank),
         )
         trainer.remove_callback(PrinterCallback)
@@ -125,7 +126,7 @@ def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, iteration_cou
     facts = {
         "questions": f"{', '.join(job.tasks)}{f' of {job.data}' if job.data else ''}, at lengths {list(job.lengths)}",
         "runs": f"{run_count:,} in {format_count(iteration_count, 'iteration')}",
-        "reward": job.reward if isinstance(job.reward, str) else get_function_name(job.reward),
+        "reward": get_reward_name(job.reward),
         "preset": str(job.preset),
     }
     for measurement in journal.measurements:
@@ -264,7 +265,7 @@ class _IterationSource:
         if all(measurements[0].mean > previous.mean for previous in comparable_measurements):
             policy = self.backend.get_policy_folder(iteration)
             await asyncio.to_thread(self.best.replace, policy)  # before the journal records the measurements
-        self.journal.add_measurements(*measurements)  # in one write: after a kill all of them are recorded, or none
+        self.journal.add(*measurements)  # in one write: after a kill all of them are recorded, or none
         for measurement in measurements:
             self._status.on_measurement(measurement)
 
@@ -350,18 +351,6 @@ async def measure(
         seconds=time.monotonic() - started_at,
         as_deployed=as_deployed,
     )
-
-
-class _StepReporter(TrainerCallback):
-    """Reports the metrics that the trainer logs to the loop's status."""
-
-    def __init__(self, status: LoopStatus) -> None:
-        self._status = status
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Report a step's metrics."""
-        if logs and "loss" in logs:
-            self._status.on_step(state.global_step, logs)
 
 
 def _compute_iteration_metrics(

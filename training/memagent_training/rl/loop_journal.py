@@ -139,13 +139,15 @@ class LoopJournal:
                 f"{self.path} is not a journal of a loop: {error!r}", hint="Start again in another folder."
             ) from error
 
-    def add_collection(self, record: CollectionRecord) -> None:
-        """Add a collection to the file."""
-        self._write("collected", record)
-
-    def add_measurements(self, *measurements: Measurement) -> None:
-        """Add all measurements of one version in one write."""
-        self._write("measured", *measurements)
+    def add(self, *entries: CollectionRecord | Measurement) -> None:
+        """Add collections or measurements to the file, in one write."""
+        kinds = {entry_type: kind for kind, entry_type in _KINDS.items()}
+        rows = [{"kind": kinds[type(entry)], **dataclasses.asdict(entry)} for entry in entries]
+        with open_journal(self.path, error=TrainingError) as journal:
+            old_row_count = len(journal.rows)
+            journal.append(*rows)
+            for row in journal.rows[old_row_count:]:
+                self._append(row)
 
     def find_collection(self, iteration: int) -> CollectionRecord | None:
         """Return the collection that an iteration is trained on, if there is one."""
@@ -154,14 +156,6 @@ class LoopJournal:
     def find_measurements(self, iteration: int) -> list[Measurement]:
         """Return the measurements of an iteration's initial weights."""
         return [measurement for measurement in self.measurements if measurement.iteration == iteration]
-
-    def _write(self, kind: str, *values: CollectionRecord | Measurement) -> None:
-        rows = [{"kind": kind, **dataclasses.asdict(value)} for value in values]
-        with open_journal(self.path, error=TrainingError) as journal:
-            old_row_count = len(journal.rows)
-            journal.append(*rows)
-            for row in journal.rows[old_row_count:]:
-                self._append(row)
 
     def _append(self, row: dict[str, Any]) -> None:
         entry = msgspec.convert(row, _KINDS[row["kind"]], str_keys=True)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
+from transformers import TrainerCallback
 
 from memagent_graph.plain_text import format_count
 from memagent_training.job.step_lines import format_metrics
@@ -65,7 +66,7 @@ class PhaseClock:
         self._last_counted_at = current_time
 
 
-class LoopStatus:
+class LoopStatus(TrainerCallback):
     """Prints a loop's progress; a context manager. A subclass can handle the events itself: each `on_` method is one.
 
     Args:
@@ -139,6 +140,11 @@ class LoopStatus:
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Store the metrics of an optimizer step for the iteration's line."""
         self._metrics = dict(metrics)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Report a step's metrics; the trainer calls this."""
+        if logs and "loss" in logs:
+            self.on_step(state.global_step, logs)
 
     def on_end(self, reason: str) -> None:
         """Print the last iteration's line. `reason` says why the loop ended."""

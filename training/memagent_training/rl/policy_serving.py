@@ -17,7 +17,6 @@ from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, Update
 from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.run_log import RunLog
-from memagent_training.job.job_options import Engine
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
 from memagent_training.serving.policy_sync.probe import RowLogProbs
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod
@@ -124,7 +123,6 @@ class LocalBackend(PolicyBackend):
     _policy: LocalPolicy
 
     def __init__(self, prepared: PreparedLoop) -> None:
-        self._template_arguments = parse_template_arguments(prepared.job.chat_template_kwargs)
         super().__init__(prepared, LocalPolicy(prepared.base.folder))
 
     async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
@@ -137,7 +135,7 @@ class LocalBackend(PolicyBackend):
             dtype=self._prepared.config.save_dtype or "float32",
             version=version,
             processed_logprobs=True,
-            chat_template_kwargs=self._template_arguments,
+            chat_template_kwargs=parse_template_arguments(self._prepared.job.chat_template_kwargs),
         )
         self.rollout_reader = self._make_rollout_reader()
         await previous_policy.aclose()
@@ -247,8 +245,3 @@ class ServerBackend(PolicyBackend):
         ):
             return None
         return self._own_server
-
-
-def make_backend(prepared: PreparedLoop) -> PolicyBackend:
-    """Return the backend for the loop's engine."""
-    return LocalBackend(prepared) if prepared.job.engine is Engine.LOCAL else ServerBackend(prepared)

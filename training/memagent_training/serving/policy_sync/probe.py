@@ -199,8 +199,16 @@ def score_with_folder(policy: Path, rows: Sequence[TokenRow]) -> list[list[float
     Raises:
         TrainingError: the policy cannot be loaded.
     """
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
+
     try:
-        model = _load(PolicyFolder.inspect(policy))
+        folder = PolicyFolder.inspect(policy)
+        source = folder.path if folder.has_weights else folder.adapter_base
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, trust_remote_code=False)
+        if not folder.has_weights:
+            from peft import PeftModel  # noqa: PLC0415  optional
+
+            model = PeftModel.from_pretrained(model, str(folder.adapter))
     except (OSError, ValueError, RuntimeError) as error:
         raise TrainingError(f"{policy} cannot be loaded to verify it: {error}", hint="Check its files.") from error
     return score_with_model(model, rows)
@@ -215,15 +223,3 @@ def score_with_model(model: Any, rows: Sequence[TokenRow]) -> list[list[float]]:
         scored_BT = score_completions(model, micro_batch).logprobs_BT.tolist()
     model.train(was_training)
     return [scores[: len(row.completion_ids_T)] for scores, row in zip(scored_BT, rows, strict=True)]
-
-
-def _load(folder: PolicyFolder) -> Any:
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
-
-    source = folder.path if folder.has_weights else folder.adapter_base
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, trust_remote_code=False)
-    if folder.has_weights:
-        return model
-    from peft import PeftModel  # noqa: PLC0415  optional
-
-    return PeftModel.from_pretrained(model, str(folder.adapter))

@@ -72,7 +72,7 @@ class ServedPolicy:
     """The reasons why earlier methods failed, one sentence each."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RemoteServer:
     """A vLLM server that someone else starts. It must see policies' folders under the same paths as this machine."""
 
@@ -82,8 +82,8 @@ class RemoteServer:
     """The name of its base model."""
     api_key: str | None = None
     model: Path | None = None
-    """The weights that it was started with, if this machine can read them: they show by how much a swap must change the
-    server's log-probs."""
+    """Its whole weights, if this machine can read them: they show by how much a swap must change the server's
+    log-probs. `PolicySync` sets it."""
 
 
 class PolicySync:
@@ -94,7 +94,7 @@ class PolicySync:
     Therefore readers register while they work (`hold_weights`), and a swap that would change their weights is refused.
 
     Args:
-        server: the server. After a reload or a restart, the `model` of your own server is the new folder.
+        server: the server. After a reload or a restart, its `model` is the new folder.
         methods: the methods to try, in this order, if a folder has what they need.
         tolerance: the maximum difference between log-probs of server and trainer. None means 1e-3, for float32, where
             1e-4 was measured; or 1 for our own server in another number format, as 0.4 to 0.9 was measured in bfloat16
@@ -125,7 +125,6 @@ class PolicySync:
         default_tolerance = _HALF_PRECISION_TOLERANCE if is_half_precision else _TOLERANCE
         self._tolerance = default_tolerance if tolerance is None else tolerance
         self._probe: Probe | None = None
-        self._remote_base_folder = server.model
         self._model = server.model_name
         self._adapters: list[str] = []
         self._readers: Counter[str] = Counter()
@@ -185,11 +184,6 @@ class PolicySync:
                 hint=hint,
             )
 
-    @property
-    def _base_folder(self) -> Path | None:
-        """The folder of the server's whole weights; None if unknown."""
-        return self._own_server.model if self._own_server is not None else self._remote_base_folder
-
     def _list_methods(self, folder: PolicyFolder) -> list[SyncMethod]:
         is_possible = {
             SyncMethod.ADAPTER: folder.adapter is not None,
@@ -220,14 +214,14 @@ class PolicySync:
             return None
         if self._verified_logprobs is not None and self._verified_logprobs[0] == self._model:
             return PreviousLogProbs(reply.logprobs.prompt, self._verified_logprobs[1])
-        base = self._base_folder if self._model == self.server.model_name else None
+        base = self.server.model if self._model == self.server.model_name else None
         if base is None or not any(base.glob("*.safetensors")):
             return None
         return PreviousLogProbs(reply.logprobs.prompt, (await self._compute_expected(base, reply)).prompt)
 
     async def _choose_probe(self, folder: PolicyFolder) -> Probe:
         if self._probe is None:
-            weights = folder.path if folder.has_weights else self._base_folder or Path(folder.adapter_base)
+            weights = folder.path if folder.has_weights else self.server.model or Path(folder.adapter_base)
             config = await asyncio.to_thread(read_text_config, weights)
             served_window = await self._api.request_context_window(self.server.model_name)
             window = served_window or getattr(config, "max_position_embeddings", None)
@@ -249,19 +243,18 @@ class PolicySync:
     async def _swap(self, method: SyncMethod, folder: PolicyFolder, version: str) -> str:
         """Load the weights into the server, and return the model name for requests."""
         if method is SyncMethod.ADAPTER:
-            return await self._load_adapter(folder, version)
+            name = folder.make_adapter_name(version)
+            await self._api.load_adapter(name, str(folder.adapter))
+            self._adapters = [*(loaded for loaded in self._adapters if loaded != name), name]
+            return name
         if method is SyncMethod.RELOAD:
             await self._reload(folder)
         else:
-            await self._restart(folder)
+            assert self._own_server is not None  # noqa: S101  otherwise this method is not tried
+            folders.require_tokenizer_files(folder.path)
+            await asyncio.to_thread(self._own_server.restart, folder.path)
+            self._adapters.clear()
         return self.server.model_name
-
-    async def _load_adapter(self, folder: PolicyFolder, version: str) -> str:
-        assert folder.adapter is not None  # noqa: S101  otherwise this method is not tried
-        name = folder.make_adapter_name(version)
-        await self._api.load_adapter(name, str(folder.adapter))
-        self._adapters = [*(loaded for loaded in self._adapters if loaded != name), name]
-        return name
 
     async def _reload(self, folder: PolicyFolder) -> None:
         if not self._reload_tied and await asyncio.to_thread(folders.has_tied_embeddings, folder.path):
@@ -271,15 +264,14 @@ class PolicySync:
             )
         try:
             await self._pause()
-            self._remote_base_folder = None  # unknown until the reload has succeeded
+            if isinstance(self.server, RemoteServer):
+                self.server.model = None  # unknown until the reload has succeeded
             await self._api.reload_weights(str(folder.path))
             await self._api.reset_prefix_cache()
         finally:
             with suppress(SyncError):  # a broken engine does not resume
                 await self._api.resume()
-        self._remote_base_folder = folder.path
-        if self._own_server is not None:
-            self._own_server.model = folder.path
+        self.server.model = folder.path
         for name in self._adapters:  # of the old weights
             await self._unload(name)
         self._adapters.clear()
@@ -293,12 +285,6 @@ class PolicySync:
                 f"requests are still running on {self._api.root_url} after {REQUEST_SECONDS:g} s",
                 hint="Let the readers finish first.",
             ) from error
-
-    async def _restart(self, folder: PolicyFolder) -> None:
-        assert self._own_server is not None  # noqa: S101  otherwise this method is not tried
-        folders.require_tokenizer_files(folder.path)
-        await asyncio.to_thread(self._own_server.restart, folder.path)
-        self._adapters.clear()
 
     async def _verify(
         self,
