@@ -10,7 +10,7 @@ import asyncio
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,6 @@ from memagent_graph.errors import (
 from memagent_graph.plain_text import remove_folders
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_question
-from memagent_graph.reading.state import ReaderContext
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
@@ -122,10 +121,24 @@ class CorpusReader:
             MemAgentError: the policy cannot be reached, the settings or the schema do not fit its context window, or a
                 question is too long.
         """
-        graph = await self.agent.agraph(response_format=self.response_format)
+        context = (await self.agent.agraph(response_format=self.response_format)).reader_context
         for question in self.questions:
-            check_question(question, graph.reader_context)
-        return collect_settings(graph.reader_context)
+            check_question(question, context)
+        sampling, schema = context.sampling, context.response_format
+        return {  # the server's address and load limits do not affect a row
+            "model": context.policy.name,
+            "strategy": context.strategy.name,
+            "strategy_options": context.strategy.fingerprint,
+            "tokenizer": context.tokenizer.fingerprint,
+            "prompts": context.prompts.fingerprint,
+            "boundary": context.boundary,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            **asdict(context.budget),
+            **{f"on_{name}": getattr(value, "value", value) for name, value in asdict(context.rules).items()},
+            **({"response_format": {"schema": schema.schema, "digest": schema.fingerprint}} if schema else {}),
+        }
 
     def expand_questions(self, document: CorpusDocument) -> tuple[str, ...]:
         """Return a document's own questions, then those about every document, without duplicates."""
@@ -196,8 +209,10 @@ class CorpusReader:
         await self.agent.aclose()
 
     async def _compute_fingerprint(self) -> str:
+        """Return the settings as a string that is the same on every machine."""
         if self._settings_fingerprint is None:
-            self._settings_fingerprint = fingerprint_settings(await self.collect_settings())
+            settings = await self.collect_settings()
+            self._settings_fingerprint = msgspec.json.encode(settings, order="deterministic").decode()
         return self._settings_fingerprint
 
     async def _hold_text(self, document: CorpusDocument) -> DocumentRef:
@@ -286,31 +301,6 @@ class CorpusReader:
             error_kind=type(error).__name__,
             metadata=document.metadata,
         )
-
-
-def collect_settings(context: ReaderContext) -> dict[str, Any]:
-    """Return the settings that affect a row, JSON-serializable. The server's address and load limits do not."""
-    sampling, rules = context.sampling, context.rules
-    schema = context.response_format
-    return {
-        "model": context.policy.name,
-        "strategy": context.strategy.name,
-        "strategy_options": context.strategy.fingerprint,
-        "tokenizer": context.tokenizer.fingerprint,
-        "prompts": context.prompts.fingerprint,
-        "boundary": context.boundary,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed,
-        **asdict(context.budget),
-        **{f"on_{name}": getattr(value, "value", value) for name, value in asdict(rules).items()},
-        **({"response_format": {"schema": schema.schema, "digest": schema.fingerprint}} if schema else {}),
-    }
-
-
-def fingerprint_settings(settings: Mapping[str, Any]) -> str:
-    """Serialize settings to a string that is the same on every machine."""
-    return msgspec.json.encode(dict(settings), order="deterministic").decode()
 
 
 def _raise_if_fatal(error: Exception) -> None:

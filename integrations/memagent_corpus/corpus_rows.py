@@ -204,32 +204,23 @@ def list_column_values(row: CorpusRow, columns: Sequence[TypedColumn] = ()) -> d
     return values
 
 
+_ARROW_TYPES: Final = {
+    "str": "string", "str | None": "string", "int": "int64", "int | None": "int64", "float": "float64",
+    "Any": "string", "Mapping[str, Any]": "string",
+}  # fmt: skip
+"""The names of Arrow types by annotation."""
+
+
 def make_arrow_schema(typed_columns: Sequence[TypedColumn], metadata: Mapping[str, str] | None = None) -> Any:
     """Return the Arrow schema of a part: the fields of `CorpusRow`, then the typed columns."""
     arrow = load_pyarrow("corpus", "reading and writing tables")
-    string, int64, float64 = arrow.string(), arrow.int64(), arrow.float64()
-    types_by_annotation: dict[str, Any] = {
-        "str": string,
-        "str | None": string,
-        "int": int64,
-        "int | None": int64,
-        "float": float64,
-    }
+    types: dict[str, Any] = {annotation: arrow.type_for_alias(name) for annotation, name in _ARROW_TYPES.items()}
 
-    def make_struct_type(struct: type[msgspec.Struct]) -> Any:
-        annotations = struct.__annotations__
-        return arrow.struct([(name, types_by_annotation[str(kind)]) for name, kind in annotations.items()])
+    def list_fields(struct: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+        return [(name, types[str(annotation)]) for name, annotation in struct.__annotations__.items()]
 
-    special_types = {
-        "evidence": arrow.list_(make_struct_type(RowQuote)),
-        "events": arrow.list_(make_struct_type(RowEvent)),
-        "usage": make_struct_type(RowUsage),
-        "value": string,
-        "metadata": string,
-    }
-    columns = [
-        (name, special_types.get(name) or types_by_annotation[str(annotation)])
-        for name, annotation in CorpusRow.__annotations__.items()
-    ]
-    columns += [(column.name, column.make_arrow_type(arrow)) for column in typed_columns]
-    return arrow.schema(columns, metadata=metadata)
+    types["RowUsage"] = arrow.struct(list_fields(RowUsage))
+    types["tuple[RowQuote, ...]"] = arrow.list_(arrow.struct(list_fields(RowQuote)))
+    types["tuple[RowEvent, ...]"] = arrow.list_(arrow.struct(list_fields(RowEvent)))
+    columns = [(column.name, column.make_arrow_type(arrow)) for column in typed_columns]
+    return arrow.schema(list_fields(CorpusRow) + columns, metadata=metadata)

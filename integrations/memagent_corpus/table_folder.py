@@ -36,15 +36,18 @@ from memagent_corpus.typed_columns import TypedColumn
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.settings import iter_differences
 from memagent_graph.storage.parquet_rows import iter_rows, load_pyarrow, open_parquet
-from memagent_graph.storage.private_files import create_private_folder, get_data_folder, open_atomically
+from memagent_graph.storage.private_files import (
+    UNFINISHED_PREFIX,
+    create_private_folder,
+    get_data_folder,
+    open_atomically,
+)
 
 MANIFEST: Final = "_manifest.json"
 WORK_FOLDER: Final = "_work"
 _TABLE_FORMAT: Final = "memagent-corpus"
 _VERSION: Final = 1
 _PART_NAME: Final = re.compile(r"part-\d{6,}\.parquet")
-_UNFINISHED_PREFIXES: Final = (".part-", f".{MANIFEST}-")
-"""Beginnings of the names of files that a killed process left unfinished."""
 _BATCH_ROWS: Final = 1024
 _RESPONSE_FORMAT: Final = "response_format"
 _MAX_DIFFERENCES: Final = 12
@@ -94,23 +97,17 @@ class TableFolder:
     access: SourceAccess = field(default_factory=SourceAccess)
 
     def __post_init__(self) -> None:
+        self.display_name = display_url(self.location)
+        """The location for messages."""
         self._writer = secrets.token_hex(8)
         self._folder = None if get_scheme(self.location) else Path(self.location).absolute()
         """The folder, if it is on a disk."""
         self._filesystem, path = self.access.open_filesystem(self.location)
         self._path = path.rstrip("/")
-
-    @property
-    def display_name(self) -> str:
-        """The location for messages."""
-        return display_url(self.location)
-
-    @property
-    def work_folder(self) -> Path:
+        self.work_folder = Path(self.location) / WORK_FOLDER
         """The work folder on this machine, with the files that resuming needs."""
-        if self._folder is not None:
-            return Path(self.location) / WORK_FOLDER
-        return get_data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
+        if self._folder is None:
+            self.work_folder = get_data_folder() / "corpora" / hashlib.sha256(self.location.encode()).hexdigest()[:24]
 
     # Reading
 
@@ -157,10 +154,10 @@ class TableFolder:
 
     def read_part_rows(self, part: TablePart, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows of one part."""
-        content = self._read_file(part.name)
-        if content is None or hashlib.sha256(content).hexdigest() != part.sha256:
+        content = self._read_part(part)
+        if content is None:
             raise CorpusError(
-                f"the part {part.name} of {self.display_name} {'is missing' if content is None else 'is damaged'}",
+                f"the part {part.name} of {self.display_name} is missing or damaged",
                 hint="Restore it from a copy, or run the same command with --retry-failed.",
             )
         arrow = load_pyarrow("corpus", "reading and writing tables")
@@ -184,17 +181,10 @@ class TableFolder:
         sizes = self._list_sizes()
 
         def is_intact(part: TablePart) -> bool:
-            if sizes.get(part.name) != part.bytes:
-                return False
-            if self._folder is None:
-                return True
-            if not (self._folder / part.name).is_file():
-                return False
-            with (self._folder / part.name).open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
+            has_size = sizes.get(part.name) == part.bytes
+            return has_size and (self._folder is None or self._read_part(part) is not None)
 
-        with self._convert_errors("read"):
-            return [part for part in parts if not is_intact(part)]
+        return [part for part in parts if not is_intact(part)]
 
     # Writing
 
@@ -213,7 +203,7 @@ class TableFolder:
         manifest = self.manifest()
         if manifest is None:
             if other_files := [
-                name for name in self._list_sizes() if name != WORK_FOLDER and not name.startswith(_UNFINISHED_PREFIXES)
+                name for name in self._list_sizes() if name != WORK_FOLDER and not name.startswith(UNFINISHED_PREFIX)
             ]:
                 raise CorpusError(
                     f"{self.display_name} is not empty and has no table: {', '.join(sorted(other_files)[:3])}",
@@ -279,7 +269,7 @@ class TableFolder:
         part_names = {part.name for part in self._require_writer().parts}
         with self._convert_errors():
             for name in self._list_sizes():
-                if name.startswith(_UNFINISHED_PREFIXES) or (_PART_NAME.fullmatch(name) and name not in part_names):
+                if name.startswith(UNFINISHED_PREFIX) or (_PART_NAME.fullmatch(name) and name not in part_names):
                     self._filesystem.rm_file(f"{self._path}/{name}")
 
     def _write_manifest(self, manifest: TableManifest) -> None:
@@ -320,6 +310,11 @@ class TableFolder:
                 return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
             except FileNotFoundError:
                 return None
+
+    def _read_part(self, part: TablePart) -> bytes | None:
+        """Return a part's content; None if it is missing or differs from what was written."""
+        content = self._read_file(part.name)
+        return content if content is not None and hashlib.sha256(content).hexdigest() == part.sha256 else None
 
     @contextmanager
     def _create_file(self, name: str) -> Iterator[IO[bytes]]:

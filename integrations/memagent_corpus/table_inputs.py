@@ -22,12 +22,14 @@ from typing import Any, Final
 from memagent_corpus.source_access import CorpusDocument, SourceAccess, convert_store_errors, display_url, get_scheme
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError
+from memagent_graph.plain_text import list_names
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.parquet_rows import iter_rows, open_parquet
 
 TABLE_SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 _DEFAULT_TEXT_COLUMN, _DEFAULT_PATH_COLUMN = "text", "path"
 _MAX_LINE_BYTES: Final = 2**30
+_MAX_NAMED_COLUMNS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class InputColumns:
         Raises:
             DocumentError: a column is missing.
         """
-        columns = self
+        columns, all_names = self, list_names(names, _MAX_NAMED_COLUMNS) or "none"
         if self.text is None and self.path is None:
             columns = replace(
                 self,
@@ -63,11 +65,11 @@ class InputColumns:
             if columns.text is None and columns.path is None:
                 raise DocumentError(
                     f"{table} has neither a column {_DEFAULT_TEXT_COLUMN!r} nor {_DEFAULT_PATH_COLUMN!r}",
-                    hint=f"Choose one with --text-column or --path-column. Its columns are: {_join_names(names)}.",
+                    hint=f"Choose one with --text-column or --path-column. Its columns are: {all_names}.",
                 )
         for name in columns.needed_columns:
             if name not in names:
-                raise DocumentError(f"{table} has no column {name!r}", hint=f"Its columns are: {_join_names(names)}.")
+                raise DocumentError(f"{table} has no column {name!r}", hint=f"Its columns are: {all_names}.")
         return columns
 
     @property
@@ -282,7 +284,3 @@ def _parse_questions(value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple) and all(isinstance(question, str) for question in value):
         return tuple(question for question in value if question.strip())
     raise TypeError(type(value).__name__)
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return ", ".join(map(str, names[:20])) + (", ..." if len(names) > 20 else "") or "none"

@@ -7,16 +7,14 @@ image; a report shows all of it as plain text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from string import Template
 from typing import Final
 
+from memagent_graph.plain_text import make_printable
 from memagent_graph.timeline.page import escape_html, format_page_title, make_content_policy, read_resource
 
-_UNPRINTABLE: Final = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
 _FORMULA_START: Final = re.compile(r"^\s*[=+\-@\uff1d\uff0b\uff0d\uff20\u2212|%]|^[\t\r\n]")
 _MARKDOWN_SYNTAX: Final = re.compile(r"([\\`*_{}\[\]|<>~$&#]|!(?=\[))|(^[+\-=:!])|(?<=^)(\d+)([.)])")
 _LINK_TEXT: Final = re.compile(r"(?i)\b(https?|ftp|file|mailto|javascript|data)(:)|(?<![\w.])(www)(\.)|(@)")
@@ -24,28 +22,17 @@ _WORD_JOINER: Final = "\u2060"
 """The word joiner: it is invisible, and programs do not turn an address that contains it into a link."""
 
 
-def replace_unprintable(text: str) -> str:
-    """Replace control characters, marks of text direction, and lone surrogates with U+FFFD."""
-    return _UNPRINTABLE.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
-
-
-def put_in_one_line(text: str) -> str:
-    """Return a text in one line, cleaned by `replace_unprintable`."""
-    return " ".join(replace_unprintable(text).split())
-
-
 def escape_for_spreadsheet(text: str) -> str:
     """Return a text that a spreadsheet shows as text. An apostrophe is put before a text that would be a formula."""
-    text = replace_unprintable(text)
+    text = make_printable(text)
     return f"'{text}" if _FORMULA_START.match(text) else text
 
 
 def escape_markdown(text: str) -> str:
     """Escape a text, in one line, so that Markdown shows it as text: no link, image, HTML, TeX, list or table cell."""
-    text = _LINK_TEXT.sub(
-        lambda match: "".join(part for part in match.groups() if part) + _WORD_JOINER, put_in_one_line(text)
-    )
-    return _MARKDOWN_SYNTAX.sub(_escape_in_markdown, text)
+    line = " ".join(make_printable(text).split())
+    line = _LINK_TEXT.sub(lambda match: "".join(filter(None, match.groups())) + _WORD_JOINER, line)
+    return _MARKDOWN_SYNTAX.sub(_escape_in_markdown, line)
 
 
 def _escape_in_markdown(match: re.Match[str]) -> str:
@@ -84,24 +71,14 @@ class ContentSection:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportContent:
-    """The content of a report in reading order, the same in every format."""
-
-    title: str
-    report_id: str
-    summary: str
-    sections: tuple[ContentSection, ...]
-
-
 # Markdown
 
 
-def render_markdown(content: ReportContent) -> str:
+def render_markdown(title: str, summary: str, sections: Iterable[ContentSection]) -> str:
     """Return Markdown without links, images, HTML or TeX of documents."""
-    heading = f"# {escape_markdown(content.title)}\n\n{escape_markdown(content.summary)}"
-    sections = ["\n".join(_iter_markdown_lines(section)) for section in content.sections]
-    return "\n\n".join([heading, *sections]) + "\n"
+    heading = f"# {escape_markdown(title)}\n\n{escape_markdown(summary)}"
+    rendered_sections = ["\n".join(_iter_markdown_lines(section)) for section in sections]
+    return "\n\n".join([heading, *rendered_sections]) + "\n"
 
 
 def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
@@ -127,22 +104,22 @@ def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
 # HTML
 
 
-def render_html(content: ReportContent) -> str:
+def render_html(title: str, report_id: str, summary: str, sections: Iterable[ContentSection]) -> str:
     """Return a page without scripts that loads nothing and links only within itself. Its encoding is UTF-8."""
     style = read_resource("page.css") + read_resource("report_page.css", _RESOURCE_PACKAGE)
     return Template(read_resource("report_page.html", _RESOURCE_PACKAGE)).substitute(
         policy=make_content_policy(style),
-        title=format_page_title(content.title),
+        title=format_page_title(title),
         style=style,
-        report_id=_escape(content.report_id),
-        question=_escape(content.title),
-        summary=_escape(content.summary),
-        sections="\n".join(map(_render_section, content.sections)),
+        report_id=_escape(report_id),
+        question=_escape(title),
+        summary=_escape(summary),
+        sections="\n".join(map(_render_section, sections)),
     )
 
 
 def _escape(text: str) -> str:
-    return escape_html(replace_unprintable(text))
+    return escape_html(make_printable(text))
 
 
 def _render_section(section: ContentSection) -> str:

@@ -22,7 +22,7 @@ from memagent_report.evidence_matrix import (
     ReportSentence,
     SourceQuote,
 )
-from memagent_report.rendering import ContentSection, Passage, ReportContent, render_html, render_markdown
+from memagent_report.rendering import ContentSection, Passage, render_html, render_markdown
 
 NOT_QUOTED: Final = "not quoted"
 """The warning at a sentence that its quotes do not support."""
@@ -144,23 +144,22 @@ class Report:
 
     def to_markdown(self) -> str:
         """Return the report in Markdown; text of documents and policies cannot become a link, an image, HTML or TeX."""
-        return render_markdown(self.make_content())
+        return render_markdown(self.matrix.question, self.summary, self._iter_sections())
 
     def to_html(self) -> str:
         """Return the report as one HTML page that loads nothing from elsewhere."""
-        return render_html(self.make_content())
+        return render_html(self.matrix.question, self.report_id, self.summary, self._iter_sections())
 
-    def make_content(self) -> ReportContent:
-        """Return the content of the report in reading order, for every format."""
-        sections = [self._make_section(section) for section in self.sections]
+    def _iter_sections(self) -> Iterator[ContentSection]:
+        """Yield the content of the report in reading order, for every format."""
+        yield from map(self._make_section, self.sections)
         if self.contradictions:
             pairs = tuple(map(self._make_contradiction_passage, self.contradictions))
-            sections.append(ContentSection("Answers that contradict each other, as judged by the policy", pairs))
-        sections.append(ContentSection("Evidence matrix", table=tuple(self._iter_table())))
+            yield ContentSection("Answers that contradict each other, as judged by the policy", pairs)
+        yield ContentSection("Evidence matrix", table=tuple(self._iter_table()))
         if self.references:
-            sections.append(ContentSection("Quotes", tuple(map(self._make_quote_passage, self.references))))
-        sections.append(ContentSection("How this report was made", tuple(self._iter_notes())))
-        return ReportContent(self.matrix.question, self.report_id, self.summary, tuple(sections))
+            yield ContentSection("Quotes", tuple(map(self._make_quote_passage, self.references)))
+        yield ContentSection("How this report was made", tuple(self._iter_notes()))
 
     def _make_section(self, section: ReportSection) -> ContentSection:
         passages = tuple(

@@ -28,16 +28,9 @@ def format_matrix_csv(report: Report) -> bytes:
     rows = list(_iter_rows(report))
     writer = csv.writer(buffer, quoting=csv.QUOTE_ALL)
     writer.writerow(rows[0])
-    writer.writerows(map(_format_value, row.values()) for row in rows)
+    for row in rows:
+        writer.writerow([escape_for_spreadsheet("" if value is None else str(value)) for value in row.values()])
     return buffer.getvalue().encode("utf-8-sig", "replace")
-
-
-def _format_value(value: Any) -> str:
-    if isinstance(value, list):
-        value = _QUOTE_GAP.join("" if item is None else str(item) for item in value)
-    if value is None:
-        return ""
-    return str(value) if isinstance(value, int | float) else escape_for_spreadsheet(str(value))
 
 
 def _iter_rows(report: Report) -> Iterator[dict[str, Any]]:
@@ -49,12 +42,12 @@ def _iter_rows(report: Report) -> Iterator[dict[str, Any]]:
             "state": cell.state.value,
             "answer": cell.answer,
             "error": cell.error,
-            "quotes": [quote.text for quote in cell.quotes],
-            "pages": [quote.page for quote in cell.quotes],
-            "start_chars": [quote.start_char for quote in cell.quotes],
-            "end_chars": [quote.end_char for quote in cell.quotes],
+            "quotes": _QUOTE_GAP.join(quote.text for quote in cell.quotes),
+            "pages": _QUOTE_GAP.join(quote.page or "" for quote in cell.quotes),
+            "start_chars": _QUOTE_GAP.join(str(quote.start_char) for quote in cell.quotes),
+            "end_chars": _QUOTE_GAP.join(str(quote.end_char) for quote in cell.quotes),
             "run_id": cell.run_id,
-            "stop_reason": cell.stop_reason.value if cell.stop_reason else None,
+            "stop_reason": cell.stop_reason,
             "chunks_read": cell.chunks_read,
             "prompt_tokens": cell.prompt_tokens,
             "completion_tokens": cell.completion_tokens,

@@ -73,10 +73,9 @@ def parse_outline(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     for line in text.splitlines():
         match = _HEADING.match(_LIST_MARK.sub("", line).strip())
         if match is not None:
-            question_numbers = [int(number) - 1 for number in re.findall(r"\d+", match["questions"])]
+            numbers = dict.fromkeys(int(number) - 1 for number in re.findall(r"\d+", match["questions"]))
             heading = " ".join(_INVENTED_REFERENCES.sub("", match["heading"]).strip("*#: ").split())
-            unique_numbers = dict.fromkeys(number for number in question_numbers if number >= 0)
-            outline.append((heading[:_MAX_HEADING_LENGTH], list(unique_numbers)))
+            outline.append((heading[:_MAX_HEADING_LENGTH], list(numbers)))
     if not outline:
         return ParseFailure(EventKind.MALFORMED, f"the reply is {text[:40]!r}, without a heading and question numbers")
     return ParsedReply(text, outline[:_MAX_HEADINGS])
@@ -123,10 +122,9 @@ JUDGE: Final = _make_role("report_judge", parse_judgement, max_tokens=16)
 
 def list_custom_templates(prompts: Prompts, *, trained_prompts_only: bool) -> dict[str, str]:
     """Return the policy's own templates for these roles; "" for a role that it has no prompt for."""
-    roles = (QUESTIONS, OUTLINE, SECTION, JUDGE)
-    templates = {role.name: prompts.templates[role.name].text for role in roles if role.name in prompts.templates}
-    missing_roles = {role.name: "" for role in roles if trained_prompts_only and role.name not in templates}
-    return templates | missing_roles
+    names = [role.name for role in (QUESTIONS, OUTLINE, SECTION, JUDGE)]
+    templates = dict.fromkeys(names, "") if trained_prompts_only else {}
+    return templates | {name: prompts.templates[name].text for name in names if name in prompts.templates}
 
 
 # The strategies
@@ -230,7 +228,7 @@ class ReportWriting(Strategy):
         reply = await step.ask(OUTLINE, chunk=answers, parents=(), events=_list_omissions(omitted_count, "answers"))
         outline: list[tuple[str, list[int]]] = []
         for heading, numbers in reply.value or ():
-            if known_numbers := [number for number in numbers if number < len(matrix.questions)]:
+            if known_numbers := [number for number in numbers if 0 <= number < len(matrix.questions)]:
                 outline.append((heading, known_numbers))
         assigned_questions = {question_number for _, numbers in outline for question_number in numbers}
         outline += [

@@ -119,8 +119,7 @@ class _Piece:
 class _PieceCache:
     """The most recent pieces, shared by all chunkers of a process: many questions tokenise a document once."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._bytes = 0
         self._pieces: OrderedDict[tuple[str, str, int], _Piece] = OrderedDict()
         self._lock = threading.Lock()
@@ -138,7 +137,7 @@ class _PieceCache:
                 return
             self._pieces[key] = piece
             self._bytes += self._estimate_bytes(piece)
-            while self._bytes > self._max_bytes and len(self._pieces) > 1:
+            while self._bytes > _CACHED_BYTES and len(self._pieces) > 1:
                 self._bytes -= self._estimate_bytes(self._pieces.popitem(last=False)[1])
 
     @staticmethod
@@ -147,7 +146,7 @@ class _PieceCache:
         return _BYTES_PER_PIECE + len(piece.tokens) * _BYTES_PER_TOKEN + text_bytes
 
 
-_PIECE_CACHE = _PieceCache(_CACHED_BYTES)
+_PIECE_CACHE = _PieceCache()
 
 
 class Chunker:
@@ -192,7 +191,7 @@ class Chunker:
         Raises:
             DocumentError: as `next_chunk`.
         """
-        chunk = self.next_chunk(cursor if cursor is not None else start_cursor())
+        chunk = self.next_chunk(cursor or start_cursor())
         while chunk is not None:
             yield chunk
             chunk = None if chunk.last else self.next_chunk(chunk.next)

@@ -30,12 +30,10 @@ _HEADER_ALLOWANCE_BYTES: Final = 1 << 20
 
 def main(task: dict[str, Any]) -> None:
     """Convert standard input. `task` has the fields of `SourceFile` and the bounds, and may name a user's converter."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # text that a converter prints is not part of the document
-    _set_limits(**task["bounds"])
-    with os.fdopen(os.dup(0), "rb") as file:
-        convert(task, file, out)
-    out.close()
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # text that a converter prints is not part of the document
+        _set_limits(**task["bounds"])
+        convert(task, sys.stdin.buffer, out)
 
 
 def convert(task: dict[str, Any], file: IO[bytes], out: IO[bytes]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -103,11 +103,14 @@ class ChatModelPolicy:
         """Call the model. If its error names an option, call it again without the option."""
         refused_options: set[str] = set()
         while True:
+            # Some models refuse top_p together with temperature.
+            omitted = self._unsupported | ({"top_p"} if sampling.top_p == 1 else set())
+            options = {name: value for name, value in list_sampling_fields(sampling).items() if name not in omitted}
             try:
-                model, options = self._bind_options(sampling)
-                return await model.ainvoke(messages, **options)
+                model, arguments = self._bind_options(options)
+                return await model.ainvoke(messages, **arguments)
             except Exception as error:  # noqa: BLE001  whatever the model raises
-                option = find_refused_field(str(error), self._list_options(sampling))
+                option = find_refused_field(str(error), options)
                 if option is not None:
                     refused_options.add(option)
                     self._unsupported.add(option)
@@ -121,20 +124,14 @@ class ChatModelPolicy:
                     error if redact(traceback_text) == traceback_text else None
                 )  # a tracer would record the message of the cause, with its secrets
 
-    def _bind_options(self, sampling: SamplingParams) -> tuple[BaseChatModel, dict[str, Any]]:
+    def _bind_options(self, options: Mapping[str, Any]) -> tuple[BaseChatModel, dict[str, Any]]:
         """Return the model to call, and the keyword arguments of the call."""
-        options, fields = self._list_options(sampling), type(self._model).model_fields
+        fields = type(self._model).model_fields
         limit_name = next((name for name in _MAX_TOKENS_FIELDS if name in fields), "max_tokens")
-        if "max_tokens" in options:
-            options[limit_name] = options.pop("max_tokens")
+        arguments = {limit_name if name == "max_tokens" else name: value for name, value in options.items()}
         if limit_name == "num_predict":
-            return self._model.model_copy(update=options), {}
-        return self._model, options
-
-    def _list_options(self, sampling: SamplingParams) -> dict[str, Any]:
-        # Some models refuse top_p together with temperature.
-        omitted_options = self._unsupported | ({"top_p"} if sampling.top_p == 1 else set())
-        return {name: value for name, value in list_sampling_fields(sampling).items() if name not in omitted_options}
+            return self._model.model_copy(update=arguments), {}
+        return self._model, arguments
 
     def _decode_reply(self, reply: AIMessage, sampling: SamplingParams) -> Completion:
         try:

@@ -293,15 +293,14 @@ class _Engine:
         """Return the token ids of a prompt. Messages are formatted with the chat template."""
         if prompt and isinstance(prompt[0], int):
             return [token for token in prompt if isinstance(token, int)]
-        options = {"tokenize": False, "add_generation_prompt": True, **template_arguments}
+        options = {"return_dict": False, "add_generation_prompt": True, **template_arguments}
         try:
-            text = self._hf_tokenizer.apply_chat_template(list(prompt), **options)
+            ids: list[int] = self._hf_tokenizer.apply_chat_template(list(prompt), **options)
         except Exception as error:
             raise PolicyError(
                 f"the chat template of {self._name} cannot be used: {type(error).__name__}: {error}",
                 hint="Correct chat_template.jinja in its folder (or chat_template in tokenizer_config.json).",
             ) from error
-        ids: list[int] = self._hf_tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def decode(self, ids: list[int]) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from memagent_graph.errors import CheckpointError, MissingExtraError, RunHeldError
+from memagent_graph.errors import CheckpointError, RunHeldError, load_extra
 from memagent_graph.storage.file_locks import lease
 
-_POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 _LEASE_SUFFIX = "-reading"
 
 
@@ -33,10 +32,9 @@ async def open_checkpointer(
     if checkpoints is None or isinstance(checkpoints, BaseCheckpointSaver):
         return checkpoints
     if is_postgres_url(checkpoints):
-        try:
-            from memagent_graph.storage.postgres_saver import PostgresSaver  # noqa: PLC0415
-        except ImportError:
-            raise MissingExtraError("postgres", "checkpoints on a PostgreSQL server") from None
+        load_extra("memagent_graph.storage.postgres_saver", "postgres", "checkpoints on a PostgreSQL server")
+        from memagent_graph.storage.postgres_saver import PostgresSaver  # noqa: PLC0415
+
         return await PostgresSaver.open(str(checkpoints), display_checkpoints(checkpoints))
     from memagent_graph.storage.sqlite_saver import SqliteSaver  # noqa: PLC0415  loaded only for checkpoints
 
@@ -75,7 +73,7 @@ def is_being_read(checkpoints: Path, run_id: str) -> bool:
 
 def is_postgres_url(checkpoints: Path | str) -> bool:
     """Return whether `checkpoints` is a PostgreSQL URL and not a file."""
-    return isinstance(checkpoints, str) and checkpoints.startswith(_POSTGRES_SCHEMES)
+    return isinstance(checkpoints, str) and checkpoints.startswith(("postgresql://", "postgres://"))
 
 
 def display_checkpoints(checkpoints: Path | str) -> str:

@@ -59,6 +59,10 @@ def create_private_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))
 
 
+UNFINISHED_PREFIX = ".writing-"
+"""The beginning of the names of files that are being written. A killed process leaves them behind."""
+
+
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BufferedRandom]:
     """Open a new file that replaces `path` at the end of the block. It is synced to disk and private.
@@ -74,7 +78,7 @@ def open_atomically(path: Path) -> Iterator[BufferedRandom]:
     Raises:
         OSError: the file cannot be written.
     """
-    descriptor, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=UNFINISHED_PREFIX, dir=path.parent)
     temporary_path = Path(name)
     try:
         with os.fdopen(descriptor, "w+b") as file:

@@ -338,11 +338,10 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         TokenizerError: the name is unknown, or the tokenizer cannot be loaded.
         MissingExtraError: the extra `hub` is not installed.
     """
-    if isinstance(spec, str):
-        if spec == EMBEDDED:
-            return _load_embedded()
-        if (encoding := _find_tiktoken_encoding(spec)) is not None:
-            return TiktokenTokenizer(encoding)
+    if spec == EMBEDDED:
+        return _load_embedded()
+    if isinstance(spec, str) and (encoding := _find_tiktoken_encoding(spec)) is not None:
+        return TiktokenTokenizer(encoding)
     path = Path(spec).expanduser()
     if path.exists():
         return _load_file(path, str(spec))

@@ -171,6 +171,6 @@ def test_chat_template_arguments_are_in_every_request(monkeypatch: pytest.Monkey
     tokenizer = local_policy._engine._hf_tokenizer
     monkeypatch.setattr(tokenizer, "apply_chat_template", lambda _, **options: requests.append(options) or "text")
     local_policy._engine.encode_prompt([{"role": "user", "content": "Who?"}], local_policy._template_arguments)
-    assert requests == [{"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}]
+    assert requests == [{"return_dict": False, "add_generation_prompt": True, "enable_thinking": False}]
     with pytest.raises(MemAgentError, match=r"'off' is not a JSON object.*enable_thinking"):
         make_policy(replace(settings, chat_template_kwargs="off"))

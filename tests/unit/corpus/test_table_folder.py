@@ -92,7 +92,7 @@ def test_rows_are_written_to_disk_while_they_are_produced(tmp_path: Path) -> Non
 
     def record_sizes() -> Iterator[dict[str, Any]]:
         for row in make_rows():
-            unfinished_sizes.append(sum(path.stat().st_size for path in tmp_path.glob(f".{FIRST_PART}-*")))
+            unfinished_sizes.append(sum(path.stat().st_size for path in tmp_path.glob(".writing-*")))
             yield row
 
     table.write_part(0, record_sizes())
