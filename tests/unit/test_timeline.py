@@ -90,9 +90,8 @@ def test_steps_have_their_changes_and_totals_are_sums() -> None:
     assert [step.changed for step in timeline.steps] == [True, False, False, True, False]
     assert (timeline.steps[0].inserted_words, timeline.steps[0].deleted_words) == (7, 0)
     assert [step.section for step in timeline.steps] == ["page 1", "page 1", "page 1", "page 2", "page 2"]
-    totals = timeline.totals
-    assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (5, 2, 550, 105)
-    assert (totals.seconds, totals.events) == (3.5, {EventKind.TRUNCATED: 1})
+    assert (timeline.chunks, timeline.changes, timeline.prompt_tokens, timeline.completion_tokens) == (5, 2, 550, 105)
+    assert (timeline.seconds, timeline.events) == (3.5, {EventKind.TRUNCATED: 1})
     assert timeline.view.trace.final_memory == LIGHTHOUSE
 
 
@@ -202,8 +201,7 @@ def test_parallel_branches_are_shown_one_after_the_other_and_then_their_merge() 
     assert merge.sources == (1, 3, 5)
     assert merge.previous == f"{GRANARY}\nNor the year.\n{LIGHTHOUSE}"
     assert [step.previous for step in timeline.steps[:6:2]] == ["", "", ""]
-    totals = timeline.totals
-    assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (6, 4, 750, 145)
+    assert (timeline.chunks, timeline.changes, timeline.prompt_tokens, timeline.completion_tokens) == (6, 4, 750, 145)
     assert timeline.branches == ["", "0", "1", "2"]
     assert timeline.view.trace.final_memory == f"{GRANARY}\n{LIGHTHOUSE}"
 
@@ -267,7 +265,7 @@ def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
         ("chunk 1 (read again)", "unchanged", "Ilse built it"),
     ]
     assert timeline.steps[2].update.prompt_tokens == 110
-    assert timeline.totals.prompt_tokens == 3 * 100 + 4 * 10 + 50
+    assert timeline.prompt_tokens == 3 * 100 + 4 * 10 + 50
     text = print_text(render_timeline(timeline))
     assert "chunk 2: kept" in text
     assert "chunk 1 (read again)  +3 -1 words" in text
