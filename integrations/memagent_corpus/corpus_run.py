@@ -104,9 +104,8 @@ class CorpusWatcher(Protocol):
 
 NextTask: TypeAlias = Callable[[], Awaitable[DocumentTask | None]]
 """Returns the next document to read; None if there are no more. Several tasks may call it at the same time."""
-StoreRows: TypeAlias = Callable[[DocumentTask, Sequence[CorpusRow]], Awaitable[bool]]
-"""Stores a document's rows, which are safe when it returns. It returns False when a limit is reached: an engine that
-has taken documents in advance should then stop. Several tasks may call it at the same time."""
+StoreRows: TypeAlias = Callable[[DocumentTask, Sequence[CorpusRow]], Awaitable[None]]
+"""Stores a document's rows, which are safe when it returns. Several tasks may call it at the same time."""
 
 
 CorpusEngine: TypeAlias = Callable[[NextTask, StoreRows], Coroutine[Any, Any, None]]
@@ -197,16 +196,15 @@ async def run_corpus(
     """
     settings = await reader.collect_settings()
     await asyncio.to_thread(require_unique_ids, inputs)
-    writer = await asyncio.to_thread(
-        TableWriter, table, settings, inputs.description, reader.columns, rows_per_part=rows_per_part
+    # Other machines may use checkpoints that are outside the work folder, such as on a server.
+    has_shared_checkpoints = not await reader.keeps_checkpoints_below(table.work_folder)
+    delete_checkpoints = (
+        partial(_delete_checkpoints, reader, asyncio.get_running_loop()) if has_shared_checkpoints else None
     )
+    manifest = await asyncio.to_thread(table.take_over, settings, inputs.description)
+    writer = await asyncio.to_thread(TableWriter, table, reader.columns, rows_per_part, delete_checkpoints)
     with contextlib.closing(writer.ledger):
-        # Other machines may use checkpoints that are outside the work folder, such as on a server.
-        has_shared_checkpoints = not await reader.keeps_checkpoints_below(table.work_folder)
-        delete_checkpoints = (
-            partial(_delete_checkpoints, reader, asyncio.get_running_loop()) if has_shared_checkpoints else None
-        )
-        await asyncio.to_thread(writer.recover, drop_damaged=retry_failed, delete_checkpoints=delete_checkpoints)
+        await asyncio.to_thread(writer.recover, manifest.parts, drop_damaged=retry_failed)
         max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
         limits = limits or CorpusLimits()
         run = _CorpusRun(inputs, reader, writer, has_shared_checkpoints, retry_failed, limits, watcher, max_failures)
@@ -277,7 +275,7 @@ class _CorpusRun:
             engine_task.cancel()
             await asyncio.gather(engine_task, return_exceptions=True)
 
-    async def _store_rows(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> bool:
+    async def _store_rows(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> None:
         """Store a document's rows. Questions with an error that is retried are postponed to the last pass."""
         document = task.document
         failures = [row for row in rows if row.error_kind in POLICY_ERRORS]
@@ -293,7 +291,7 @@ class _CorpusRun:
             if rows := [row for row in rows if row.error_kind not in _RETRIED_ERRORS]:
                 await self._add_rows(document, "", rows)
             await asyncio.to_thread(self._writer.ledger.mark_begun, document.name)
-            return not self._is_limit_reached()
+            return
         await self._add_rows(document, document.version, rows)
         summary = self._summary
         summary.read += 1
@@ -306,7 +304,6 @@ class _CorpusRun:
                 summary.kinds[row.error_kind] = summary.kinds.get(row.error_kind, 0) + 1
         if self._watcher:
             self._watcher.on_document(document, rows)
-        return not self._is_limit_reached()
 
     async def _add_rows(self, document: CorpusDocument, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add rows to the ledger, and write a part of the table if one is due."""
