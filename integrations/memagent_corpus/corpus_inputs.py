@@ -9,7 +9,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -291,16 +291,12 @@ def _get_fixed_part(pattern: str) -> str:
 
 def _list_entries(filesystem: Any, folder: str, location: str) -> Iterator[Mapping[str, Any]]:
     """Yield the entries of a folder; none if the folder has just disappeared."""
-    with convert_store_errors(location):
-        try:
-            if get_scheme(location):
-                yield from filesystem.ls(folder, detail=True)
-                return
-            with os.scandir(folder or "/") as entries:  # one at a time, because a folder can have millions of files
-                for entry in entries:
-                    yield filesystem.info(entry)
-        except FileNotFoundError:
+    with convert_store_errors(location), suppress(FileNotFoundError):
+        if get_scheme(location):
+            yield from filesystem.ls(folder, detail=True)
             return
+        with os.scandir(folder or "/") as entries:  # one at a time, because a folder can have millions of files
+            yield from map(filesystem.info, entries)
 
 
 def _compile_matcher(pattern: str) -> Callable[[str], object]:

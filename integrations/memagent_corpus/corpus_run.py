@@ -267,8 +267,10 @@ class _CorpusRun:
         self._documents, self._is_exhausted = self._inputs.documents(), False
         self._queue.clear()
         engine_task = asyncio.create_task(engine(self._take_task, self._store_rows))
+        seconds = self._limits.max_seconds
+        seconds_left = None if seconds is None else max(0.0, self._started_at + seconds - time.monotonic())
         try:
-            await asyncio.wait([engine_task], timeout=self._compute_seconds_left())
+            await asyncio.wait([engine_task], timeout=seconds_left)
             if engine_task.done() or not self._is_limit_reached():
                 await engine_task
         finally:
@@ -316,10 +318,6 @@ class _CorpusRun:
                 if self._writer.is_part_due:
                     await asyncio.to_thread(self._writer.write_parts)
 
-    def _compute_seconds_left(self) -> float | None:
-        limit = self._limits.max_seconds
-        return None if limit is None else max(0.0, limit - (time.monotonic() - self._started_at))
-
     def _is_limit_reached(self) -> bool:
         """Return whether a limit is reached. The first time, record it as the reason why the run ended."""
         limits, summary = self._limits, self._summary
@@ -354,15 +352,7 @@ class _CorpusRun:
         ledger = self._writer.ledger
         queued_bytes = skipped_count = skipped_bytes = unasked_count = 0
         retry_failed = self._retry_failed and not self._is_last_pass
-        while (
-            len(self._queue) < _MAX_QUEUED_DOCUMENTS
-            and queued_bytes < _MAX_QUEUED_BYTES
-            and skipped_count < _MAX_SKIPPED_DOCUMENTS
-        ):
-            document = next(self._documents, None)
-            if document is None:
-                self._is_exhausted = True
-                break
+        for document in self._documents:
             questions = self._reader.expand_questions(document)
             task = ledger.find_task(document, questions, retry_failed=retry_failed)
             self._summary.changed += task.is_changed and not self._is_last_pass
@@ -374,6 +364,14 @@ class _CorpusRun:
                 skipped_count += 1
                 unasked_count += not questions
                 skipped_bytes += document.size or 0
+            if (
+                len(self._queue) >= _MAX_QUEUED_DOCUMENTS
+                or queued_bytes >= _MAX_QUEUED_BYTES
+                or skipped_count >= _MAX_SKIPPED_DOCUMENTS
+            ):
+                break
+        else:
+            self._is_exhausted = True
         if not self._is_last_pass:
             self._summary.skipped += skipped_count - unasked_count
             self._summary.without_question += unasked_count
