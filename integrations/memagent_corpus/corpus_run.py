@@ -196,12 +196,12 @@ async def run_corpus(
     """
     settings = await reader.collect_settings()
     await asyncio.to_thread(require_unique_ids, inputs)
+    manifest = await asyncio.to_thread(table.take_over, settings, inputs.description)
     # Other machines may use checkpoints that are outside the work folder, such as on a server.
     has_shared_checkpoints = not await reader.keeps_checkpoints_below(table.work_folder)
     delete_checkpoints = (
         partial(_delete_checkpoints, reader, asyncio.get_running_loop()) if has_shared_checkpoints else None
     )
-    manifest = await asyncio.to_thread(table.take_over, settings, inputs.description)
     writer = await asyncio.to_thread(TableWriter, table, reader.columns, rows_per_part, delete_checkpoints)
     with contextlib.closing(writer.ledger):
         await asyncio.to_thread(writer.recover, manifest.parts, drop_damaged=retry_failed)
