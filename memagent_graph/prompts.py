@@ -153,12 +153,8 @@ class Prompts:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the wording. Runs with different fingerprints are neither compared nor trained on together."""
-        digest = hashlib.sha256()
-        for text in self.wording.values():
-            digest.update(text.encode() + b"\0")
-        for name in sorted(self.others):
-            digest.update(name.encode() + b"\0")
-        return digest.hexdigest()[:16]
+        texts = "".join(f"{text}\0" for text in (*self.wording.values(), *sorted(self.others)))
+        return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
     @cached_property
     def _escape_patterns(self) -> dict[str, re.Pattern[str]]:

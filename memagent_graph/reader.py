@@ -33,6 +33,7 @@ from memagent_graph.policies.profile import find_profile_folder, require_profile
 from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import convert_to_policy, make_policy
 from memagent_graph.reading.assembly import Parts, assemble
+from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
 from memagent_graph.reading.run_history import (
@@ -46,7 +47,7 @@ from memagent_graph.reading.run_history import (
     require_results,
 )
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
-from memagent_graph.reading.steps import ask_outside_run
+from memagent_graph.reading.steps import StepContext
 from memagent_graph.reading.structured import load_format_for_resume
 from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
@@ -109,10 +110,9 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         run_log: RunLog | Path | str | bool = True,
         **choices: Any,
     ) -> None:
-        settings = settings or ReadSettings()
         if policy is not None:
             choices["policy"] = policy
-        settings = settings.replace(**choices)
+        settings = (settings or ReadSettings()).replace(**choices)
         if isinstance(settings.policy, str | None):
             settings = settings.resolve()
             own_policy = make_policy(settings)
@@ -413,7 +413,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         check_question(question, context)
         memory = graph.strategy.compute_current_memory(state, context)
         context = replace(context, sampling=replace(context.sampling, logprobs=False))
-        reply = await ask_outside_run(ANSWER, {**state, "question": question}, context, memory=memory)
+        step = StepContext({**state, "question": question}, context, Execution(context))  # without a log
+        reply = await step.ask(ANSWER, parents=(), memory=memory)
         return AnswerSoFar(reply.value or reply.text, memory, reply.call.usage)
 
     answer_so_far = make_synchronous(aanswer_so_far)

@@ -208,9 +208,7 @@ class ResponseFormat:
             short: whether to list only the names.
         """
         root = self.resolve(self.schema)
-        properties = self.properties
-        if root.get("type") == "array":
-            properties = _get_properties(self.resolve(root.get("items")))
+        properties = _get_properties(self.resolve(root.get("items")) if root.get("type") == "array" else root)
         if not properties:
             return ""
         if short:
@@ -258,17 +256,16 @@ class ResponseFormat:
             try:
                 return StructuredAnswer(text, self.model.model_validate_json(text))
             except ValidationError as error:
-                problems = error.errors(include_url=False, include_input=False, include_context=False)
-                return _list_problems((problem["loc"], problem["msg"]) for problem in problems)
+                details = error.errors(include_url=False, include_input=False, include_context=False)
+                return _list_problems((detail["loc"], detail["msg"]) for detail in details)
             except Exception as error:  # noqa: BLE001  a user's validator may raise anything
                 return _list_problems([((), f"{type(error).__name__}: {error}")])
         try:
-            errors = [*islice(_make_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)]
+            errors = _make_validator(self.schema, steps).iter_errors(data)
+            problems = _list_problems((error.absolute_path, error.message) for error in errors)
         except (_TooManyStepsError, RecursionError):
             return "it takes too many steps to compare it with the schema"
-        if errors:
-            return _list_problems((error.absolute_path, error.message) for error in errors)
-        return StructuredAnswer(text, data)
+        return problems or StructuredAnswer(text, data)
 
 
 def _get_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -451,6 +448,6 @@ def _describe_problem(path: Iterable[Any], message: str) -> str:
 
 
 def _list_problems(problems: Iterable[tuple[Iterable[Any], str]]) -> str:
-    """Return the first problems and their paths as a text."""
+    """Return the first problems and their paths as a text, which is empty if there are none."""
     texts = [_describe_problem(path, message) for path, message in islice(problems, _MAX_PROBLEMS + 1)]
     return "; ".join(texts[:_MAX_PROBLEMS]) + ("; and more" if len(texts) > _MAX_PROBLEMS else "")

@@ -19,7 +19,7 @@ def convert(source: SourceFile) -> Parts:
     Raises:
         ConversionError: the book is encrypted, or damaged.
     """
-    archive = XMLArchive(source.name, source.file)
+    archive = XMLArchive(source)
     encryption = archive.read_xml("META-INF/encryption.xml")
     encryption_methods = iter_descendants(encryption, "EncryptionMethod")
     if any(get_attribute(node, "Algorithm") not in _FONT_ENCRYPTIONS for node in encryption_methods):

@@ -28,11 +28,7 @@ def convert(source: SourceFile) -> Parts:
     message_content = source.read()
     message = _PARSER.parsebytes(message_content)
     if not message.keys():
-        raise ConversionError(
-            f"{source.name} is named as an e-mail but has no headers",
-            "Rename it to .txt to read it as text.",
-            kind="unsupported",
-        )
+        raise _make_misnamed_error(source, "an e-mail but has no headers")
     yield from _convert_message(source, message)
 
 
@@ -57,11 +53,13 @@ def _iter_messages(source: SourceFile) -> Iterator[bytes]:
             lines.append(line)
         is_blank = not line.strip()
     if not has_message:
-        raise ConversionError(
-            f"{source.name} is named as a mailbox but has no message", "Rename it to .txt to read it as text.",
-            kind="unsupported",
-        )  # fmt: skip
+        raise _make_misnamed_error(source, "a mailbox but has no message")
     yield _QUOTED_FROM.sub(rb"\1", b"".join(lines))
+
+
+def _make_misnamed_error(source: SourceFile, problem: str) -> ConversionError:
+    message = f"{source.name} is named as {problem}"
+    return ConversionError(message, "Rename it to .txt to read it as text.", kind="unsupported")
 
 
 def _convert_message(source: SourceFile, message: Message[Any, Any]) -> Parts:

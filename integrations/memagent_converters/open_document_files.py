@@ -41,7 +41,7 @@ def convert(source: SourceFile) -> Parts:
     Raises:
         ConversionError: the file has a password, or is damaged.
     """
-    archive = XMLArchive(source.name, source.file)
+    archive = XMLArchive(source)
     manifest = archive.read_xml("META-INF/manifest.xml")
     if next(iter_descendants(manifest, "encryption-data"), None) is not None:
         raise ConversionError(f"{source.name} is protected by a password", "Save it without one.", kind="unsupported")

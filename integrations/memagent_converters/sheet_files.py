@@ -29,7 +29,7 @@ _FORMAT_DIGITS: Final = re.compile(r"[#0?][#0?.,]*(?:E[+-]0+)?")
 
 def convert(source: SourceFile) -> Parts:
     """Convert a workbook. A formula becomes its saved value, or stays as it is if no value was saved."""
-    archive = XMLArchive(source.name, source.file)
+    archive = XMLArchive(source)
     value_book = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formula_book = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
     relations = archive.read_relations(_WORKBOOK)

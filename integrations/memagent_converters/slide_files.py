@@ -34,7 +34,7 @@ _SKIPPED_PLACEHOLDERS: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
 
 def convert(source: SourceFile) -> Parts:
     """Convert a presentation."""
-    archive = XMLArchive(source.name, source.file)
+    archive = XMLArchive(source)
     relations = archive.read_relations(_PRESENTATION)
     for slide_number, slide_entry in enumerate(iter_descendants(archive.read_required_xml(_PRESENTATION), "sldId"), 1):
         reference = next((value for key, value in slide_entry.items() if key.endswith("}id")), "")

@@ -56,7 +56,7 @@ _LEVEL_PLACEHOLDER: Final = re.compile(r"%([1-9])")
 
 def convert(source: SourceFile) -> Parts:
     """Convert a Word file."""
-    document = _WordDocument(XMLArchive(source.name, source.file))
+    document = _WordDocument(XMLArchive(source))
     yield from iter_markdown(document.to_html())
     yield from list_omissions(document.omission_counts)
     archive = document.archive

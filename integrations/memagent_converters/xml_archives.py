@@ -7,13 +7,13 @@ import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import IO, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from memagent_converters.equations import Formula, linearize
-from memagent_graph.converters import ConversionError
+from memagent_graph.converters import ConversionError, SourceFile
 
 _MAX_MEMBER_BYTES: Final = 1 << 30
 
@@ -22,13 +22,12 @@ class XMLArchive:
     """A zip archive whose members are read as XML.
 
     Args:
-        name: the file's name, for messages.
-        file: the file's content.
+        source: the file.
     """
 
-    def __init__(self, name: str, file: IO[bytes]) -> None:
-        self.name = name
-        self._archive = zipfile.ZipFile(file)
+    def __init__(self, source: SourceFile) -> None:
+        self.name = source.name
+        self._archive = zipfile.ZipFile(source.file)
         self.names = frozenset(self._archive.namelist())
 
     def read(self, member: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -94,15 +95,11 @@ class Mcp(ReaderOptions):
 
     def run(self) -> None:
         """Run the command."""
-        from memagent_mcp import make_server  # noqa: F401, PLC0415  says which extra is missing
-
         http_options = (self.host, self.port, self.allow_remote, self.server_name)
         if not self.http and http_options != (_HOST, _PORT, False, None):
             raise typer.BadParameter(
                 "--host, --port, --allow-remote and --server-name need this option", param_hint="'--http'"
             )
-        import asyncio  # noqa: PLC0415
-
         asyncio.run(_serve_http(self) if self.http else _serve_stdio(self))
 
 

@@ -20,6 +20,7 @@ from memagent_graph.errors import (
     PolicyUnreachableError,
     RunHeldError,
     RunLogError,
+    RunNotFoundError,
 )
 
 _ERROR_TYPES: Final = {
@@ -107,6 +108,7 @@ _REPLIES_BY_ERROR: Final[tuple[tuple[type | tuple[type, ...], int, str, str], ..
     ((PolicyUnreachableError, PolicyOverloadedError), 503, "policy_server_unavailable", "{}"),
     (PolicyAuthenticationError, 502, "policy_server_failed", "the policy server refused this server's key"),
     (PolicyError, 502, "policy_server_failed", "the policy server failed: {}"),
+    (RunNotFoundError, 404, "not_found", "the read has not begun"),
     (RunHeldError, 503, "read_in_use", "{}"),
     (MemAgentError, 500, "read_failed", "{}"),
 )

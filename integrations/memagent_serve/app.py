@@ -201,8 +201,6 @@ def _make_routes(resources: ServerResources) -> list[Route]:
     async def get_read(request: Request) -> Response:
         owner, run_id = get_owner(request), request.path_params["id"]
         entry = await asyncio.to_thread(resources.ledger.get, owner.name, run_id)
-        if entry is None:
-            raise make_not_found("there is no such read")
         return JSONResponse(_make_read_object(entry, manager.find(owner, run_id)))
 
     async def cancel_read(request: Request) -> Response:

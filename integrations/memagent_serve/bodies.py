@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.requests import Request
@@ -21,18 +22,15 @@ _SMALL_BYTES: Final = 1 << 16
 _RETRY_SECONDS: Final = 10
 
 
+@dataclass(eq=False)
 class BodyQuota:
-    """Limits the memory or disk space that bodies take together while they arrive.
+    """Limits the memory or disk space that bodies take together while they arrive."""
 
-    Args:
-        limit: bytes for all keys.
-        limit_per_key: bytes for one key.
-    """
-
-    def __init__(self, limit: int, limit_per_key: int) -> None:
-        self._limit = limit
-        self._limit_per_key = limit_per_key
-        self._bytes_by_owner: Counter[str] = Counter()
+    limit: int
+    """Bytes for all keys."""
+    limit_per_key: int
+    """Bytes for one key."""
+    _bytes_by_owner: Counter[str] = field(default_factory=Counter, init=False)
 
     @property
     def used_bytes(self) -> int:
@@ -53,8 +51,8 @@ class BodyQuota:
                 return
             new_bytes = body_bytes - reserved_bytes
             if (
-                self.used_bytes + new_bytes > self._limit
-                or self._bytes_by_owner[owner.name] + new_bytes > self._limit_per_key
+                self.used_bytes + new_bytes > self.limit
+                or self._bytes_by_owner[owner.name] + new_bytes > self.limit_per_key
             ):
                 raise make_too_busy(
                     "other requests use all the space for large ones; send the request again later", _RETRY_SECONDS

@@ -125,23 +125,20 @@ def build_annotations(result: ReadResult, text: str) -> list[dict[str, Any]]:
     The API has one kind of annotation in chat completions, `url_citation`. Its URL identifies the text by its digest,
     and the characters as in RFC 5147. It cannot be fetched.
     """
-    annotations = []
-    for evidence in result.evidence[:_MAX_QUOTES]:
-        section = f", {evidence.section}" if evidence.section else ""
-        annotations.append(
-            {
-                "type": "url_citation",
-                "url_citation": {
-                    "start_index": 0,
-                    "end_index": len(text),
-                    "title": f"{result.document['name']}{section}",
-                    "url": f"urn:{result.document['key']}#char={evidence.start_char},{evidence.end_char}",
-                    "quote": evidence.quote[:_MAX_QUOTE_LENGTH],
-                    "chunk": evidence.chunk_index,
-                },
-            }
-        )
-    return annotations
+    return [
+        {
+            "type": "url_citation",
+            "url_citation": {
+                "start_index": 0,
+                "end_index": len(text),
+                "title": ", ".join(filter(None, (result.document["name"], evidence.section))),
+                "url": f"urn:{result.document['key']}#char={evidence.start_char},{evidence.end_char}",
+                "quote": evidence.quote[:_MAX_QUOTE_LENGTH],
+                "chunk": evidence.chunk_index,
+            },
+        }
+        for evidence in result.evidence[:_MAX_QUOTES]
+    ]
 
 
 def format_progress(read: ServedRead, memory_before: str) -> str:

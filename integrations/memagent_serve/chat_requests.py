@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -152,10 +153,8 @@ class ChatRequest:
             APIError: 400; an option has an invalid value.
         """
         option_fields = {name: self.fields[name] for name in Options.__struct_fields__ if name in self.fields}
-        try:
+        with refuse_invalid_json():
             return msgspec.convert(msgspec.json.decode(msgspec.json.encode(option_fields)), Options, strict=False)
-        except msgspec.ValidationError as error:
-            raise make_bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
 
     def has_value(self, name: str) -> bool:
         """Return whether a field has a value: not null, false, 0 or empty."""
@@ -189,12 +188,10 @@ def parse_fields(body: bytes) -> dict[str, Raw]:
         APIError: 400, it is not a JSON object; 413, it has too many values.
     """
     _require_few_values(body)
-    try:
+    with refuse_invalid_json():
         for _ in codecs.iterdecode((body[start : start + 2**20] for start in range(0, len(body), 2**20)), "utf-8"):
             pass  # a field that is not parsed here may have bytes that are not UTF-8
         return _fields_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise make_bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from error
 
 
 def parse_chat(fields: Fields) -> ChatRequest:
@@ -203,17 +200,13 @@ def parse_chat(fields: Fields) -> ChatRequest:
     Raises:
         APIError: 400; the message says what is wrong.
     """
-    try:
+    with refuse_invalid_json():
         raw_messages = _list_decoder.decode(fields["messages"]) if "messages" in fields else []
         if len(raw_messages) > _MAX_MESSAGES:
             raise make_bad_request(
                 f"at most {_MAX_MESSAGES:,} messages are allowed, got {len(raw_messages):,}", "messages"
             )
         messages = tuple(_parse_message(_fields_decoder.decode(raw)) for raw in raw_messages)
-    except msgspec.ValidationError as error:
-        raise make_bad_request(f"the request is not a chat request: {error}", _find_field(str(error))) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise make_bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not messages:
         raise make_bad_request("there are no messages; send at least one", "messages", "empty_array")
     return ChatRequest(fields, messages)
@@ -287,10 +280,16 @@ class _DocumentSource(msgspec.Struct, frozen=True):
     data: Raw = Raw(b"")
 
 
-def _find_field(message: str) -> str | None:
-    """Return the field in a decoder's message, as in "Expected `int` - at `$.n`"."""
-    field = message.rpartition("`$.")[2].partition("`")[0] if "`$." in message else ""
-    return field.partition("[")[0] or ("messages" if "`$[" in message else None)
+@contextmanager
+def refuse_invalid_json() -> Iterator[None]:
+    """Raise an `APIError`, 400, if a part of a request is not valid JSON, or a field has an invalid value."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        field = re.search(r"`\$(?:\.([^`\[]+)|\[)", str(error))  # as in "Expected `int` - at `$.n`"
+        raise make_bad_request(f"the request is not valid: {error}", field and (field[1] or "messages")) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise make_bad_request(f"the request is not valid JSON: {error}", code="invalid_json") from error
 
 
 def require_readable(request: ChatRequest) -> None:

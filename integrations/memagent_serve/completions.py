@@ -45,6 +45,7 @@ from memagent_serve.chat_requests import (
     Options,
     parse_chat,
     parse_fields,
+    refuse_invalid_json,
     require_readable,
 )
 from memagent_serve.keys import Owner
@@ -52,8 +53,6 @@ from memagent_serve.long_parts import (
     MEDIA_KIND,
     ReadingPlan,
     compose_question,
-    count_part_tokens,
-    count_prompt_tokens,
     is_front_end_task,
     plan_reading,
 )
@@ -165,18 +164,14 @@ class ChatCompletions:
             body = await read_body(request, max_bytes, settings.idle_seconds, settings.body_seconds, reserve=reserve)
             is_large = len(body) > LARGE_BYTES
             locks = (self._parse_locks[owner.name], self._parse_slots) if is_large else (nullcontext(), nullcontext())
-            try:
+            with refuse_invalid_json():
                 async with locks[0], locks[1]:
                     fields = await asyncio.to_thread(parse_fields, body) if is_large else parse_fields(body)
                     plan = await self._plan_request(body, fields, context)
                 if isinstance(plan, bytes):
                     self.metrics.completions.labels("passed").inc()
                     return await cancel_on_disconnect(request, self._pass_on(plan, accept, context))
-                long_request = await cancel_on_disconnect(request, self._make_long_request(*plan, owner, context))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise make_bad_request(
-                    f"a text in the request is not valid JSON: {error}", code="invalid_json"
-                ) from error
+                long_request = await cancel_on_disconnect(request, self._make_long_request(plan, owner, context))
             if long_request.continuation:
                 return replace(long_request, reservation=stack.pop_all())
             return long_request
@@ -194,8 +189,8 @@ class ChatCompletions:
 
     async def _plan_request(
         self, body: bytes, fields: dict[str, msgspec.Raw], context: ReaderContext
-    ) -> tuple[ChatRequest, ReadingPlan] | bytes:
-        """Return the request and the plan of what to read. If the request fits, return the body to pass on instead."""
+    ) -> ReadingPlan | bytes:
+        """Return the plan of what to read. If the request fits, return the body to pass on instead."""
         if fields.pop("cache_salt", None) is not None:  # it would give access to the prefix cache of another key
             body = msgspec.json.encode(fields)
         budget, tokenizer = context.budget, context.tokenizer
@@ -212,34 +207,31 @@ class ChatCompletions:
         max_tokens = self.settings.read_above or window - min(
             _count_reply_tokens(chat, budget.answer_tokens), window // 4
         )
-        token_counts = await asyncio.to_thread(count_part_tokens, chat, tokenizer)
-        prompt_tokens = await asyncio.to_thread(count_prompt_tokens, chat, token_counts, tokenizer)
         findings_tokens = budget.memory_tokens + budget.answer_tokens + _FRAME_TOKENS
-        plan = plan_reading(
-            chat, token_counts, prompt_tokens=prompt_tokens, max_tokens=max_tokens, findings_tokens=findings_tokens
+        plan = await asyncio.to_thread(
+            plan_reading, chat, tokenizer, max_tokens=max_tokens, findings_tokens=findings_tokens
         )
         if plan.is_empty:
-            if prompt_tokens > max_tokens and not MEDIA_KIND.search(chat.unreadable_kind or "image"):
+            if plan.prompt_tokens > max_tokens and not MEDIA_KIND.search(chat.unreadable_kind or "image"):
                 require_readable(chat)
             return body
         if not chat.has_files and is_front_end_task(chat):
             return await asyncio.to_thread(shorten_task, chat, max_tokens, tokenizer)
-        return chat, plan
+        return plan
 
-    async def _make_long_request(
-        self, chat: ChatRequest, plan: ReadingPlan, owner: Owner, context: ReaderContext
-    ) -> LongRequest:
+    async def _make_long_request(self, plan: ReadingPlan, owner: Owner, context: ReaderContext) -> LongRequest:
         """Store the texts to read. Converting files may take long."""
+        chat = plan.request
         require_readable(chat)
         require_model(chat, self.reader.policy.name)
-        needs_continuation = self._policy_server is not None and needs_model_server(chat, plan)
+        needs_continuation = self._policy_server is not None and needs_model_server(plan)
         if self._policy_server is None:
             require_supported(chat, self.reader.policy)
-        question, short_request = await asyncio.to_thread(_compose_questions, chat, plan, context, needs_continuation)
+        question, short_request = await asyncio.to_thread(_compose_questions, plan, context, needs_continuation)
         self.manager.require_capacity(owner, question)
         attached_files = {position: part.file for position, part in chat.parts.items() if part.file is not None}
         files = {position: await self._store_file(file, owner) for position, file in attached_files.items()}
-        sources = list_sources(chat, plan, files, self.reader.store)
+        sources = list_sources(plan, files, self.reader.store)
         options = chat.options
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
         lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not needs_continuation
@@ -255,7 +247,7 @@ class ChatCompletions:
                 sampling=options.make_sampling(context.sampling),
                 answer_tokens=requested_tokens if lowers_budget else None,
             ),
-            continuation=Continuation(chat, plan, short_request) if needs_continuation else None,
+            continuation=Continuation(plan, short_request) if needs_continuation else None,
         )
 
     async def _store_file(self, file: FileContent, owner: Owner) -> DocumentRef:
@@ -407,16 +399,14 @@ def _count_reply_tokens(chat: ChatRequest, default_tokens: int) -> int:
         return default_tokens
 
 
-def _compose_questions(
-    chat: ChatRequest, plan: ReadingPlan, context: ReaderContext, needs_continuation: bool
-) -> tuple[str, str]:
+def _compose_questions(plan: ReadingPlan, context: ReaderContext, needs_continuation: bool) -> tuple[str, str]:
     """Return the question of the read, and the replacement of a long user request in the request that is passed on."""
     max_tokens, tokenizer = context.budget.question_tokens, context.tokenizer
     question = _shorten_to_budget(
-        max_tokens, compose_question(chat, plan, tokenizer, max_tokens, with_context=not needs_continuation), context
+        max_tokens, compose_question(plan, tokenizer, max_tokens, with_context=not needs_continuation), context
     )
     is_request_read = needs_continuation and any(position.message == plan.latest_index for position in plan.positions)
-    return question, compose_question(chat, plan, tokenizer, max_tokens, with_context=False) if is_request_read else ""
+    return question, compose_question(plan, tokenizer, max_tokens, with_context=False) if is_request_read else ""
 
 
 def _shorten_to_budget(max_tokens: int, question: str, context: ReaderContext) -> str:

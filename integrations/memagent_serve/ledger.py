@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from memagent_graph.errors import RunLogError
 from memagent_graph.storage.database import UnknownSchemaError, open_database
+from memagent_serve.api_errors import make_not_found
 
 
 class ReadState(StrEnum):
@@ -126,9 +127,15 @@ class Ledger:
         """Record whether a person changed a read."""
         self.execute("UPDATE reads SET edited = ? WHERE run_id = ?", (edited, run_id))
 
-    def get(self, owner: str, run_id: str) -> Entry | None:
-        """Return a read; None if it does not exist, or belongs to another key."""
-        return next(iter(self._select("owner = ? AND run_id = ?", (owner, run_id))), None)
+    def get(self, owner: str, run_id: str) -> Entry:
+        """Return a read.
+
+        Raises:
+            APIError: 404; the read does not exist, or belongs to another key.
+        """
+        for entry in self._select("owner = ? AND run_id = ?", (owner, run_id)):
+            return entry
+        raise make_not_found("there is no such read")
 
     def close(self) -> None:
         """Close the file."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from memagent_graph.tokenizers import Tokenizer
@@ -38,12 +39,15 @@ _PARAGRAPHS: Final = re.compile(r"\n\s*\n")
 class ReadingPlan:
     """The parts of a request that are read."""
 
+    request: ChatRequest
+    prompt_tokens: int
+    """The tokens of the request's prompt, including tool calls and descriptions of tools."""
+    latest_index: int | None
+    """The message of the user's latest request; None if there is none."""
     history_length: int
     """The number of messages at the beginning that are read as a transcript, except system messages."""
     positions: tuple[PartPosition, ...]
     """Parts of later messages, and of system messages, that are read, in order."""
-    latest_index: int | None
-    """The message of the user's latest request; None if there is none."""
 
     @property
     def is_empty(self) -> bool:
@@ -55,29 +59,24 @@ TokenCounts = Mapping[PartPosition, int]
 """Tokens of each part."""
 
 
-def count_part_tokens(request: ChatRequest, tokenizer: Tokenizer) -> TokenCounts:
-    """Return the tokens of each part. Files count as 0, because they are always read.
+def _count_part_tokens(part: MessagePart, tokenizer: Tokenizer) -> int:
+    """Return the tokens of a part. Files count as 0, because they are always read.
 
     For a part of another type, such as a tool's result with several parts, the tokens of its JSON are counted.
     """
-
-    def count_tokens(part: MessagePart) -> int:
-        if part.text is not None:
-            is_exact, text = part.text.size <= _EXACT_BYTES, part.text
-            return tokenizer.count(text.decode()) if is_exact else text.size // _BYTES_PER_TOKEN
-        if part.kind == "file" or part.raw is None:
-            return 0
-        if MEDIA_KIND.search(part.kind):
-            return OTHER_PART_TOKENS
-        content = bytes(part.raw)
-        is_exact = len(content) <= _EXACT_BYTES
-        return tokenizer.count(content.decode(errors="replace")) if is_exact else len(content) // _BYTES_PER_TOKEN
-
-    return {position: count_tokens(part) for position, part in request.parts.items()}
+    if part.text is not None:
+        is_exact, text = part.text.size <= _EXACT_BYTES, part.text
+        return tokenizer.count(text.decode()) if is_exact else text.size // _BYTES_PER_TOKEN
+    if part.kind == "file" or part.raw is None:
+        return 0
+    if MEDIA_KIND.search(part.kind):
+        return OTHER_PART_TOKENS
+    content = bytes(part.raw)
+    is_exact = len(content) <= _EXACT_BYTES
+    return tokenizer.count(content.decode(errors="replace")) if is_exact else len(content) // _BYTES_PER_TOKEN
 
 
-def count_prompt_tokens(request: ChatRequest, token_counts: TokenCounts, tokenizer: Tokenizer) -> int:
-    """Return the tokens of the request's prompt, including tool calls and descriptions of tools."""
+def _count_prompt_tokens(request: ChatRequest, token_counts: TokenCounts, tokenizer: Tokenizer) -> int:
     tools = [request.fields[name] for name in ("tools", "functions") if name in request.fields]
     tools += [message.fields[name] for message in request.messages for name in _CALL_FIELDS if name in message.fields]
     tool_tokens = sum(tokenizer.count(bytes(raw).decode(errors="replace")) for raw in tools)
@@ -87,23 +86,23 @@ def count_prompt_tokens(request: ChatRequest, token_counts: TokenCounts, tokeniz
 _CALL_FIELDS: Final = ("tool_calls", "function_call")
 
 
-def plan_reading(
-    request: ChatRequest, token_counts: TokenCounts, *, prompt_tokens: int, max_tokens: int, findings_tokens: int
-) -> ReadingPlan:
+def plan_reading(request: ChatRequest, tokenizer: Tokenizer, *, max_tokens: int, findings_tokens: int) -> ReadingPlan:
     """Determine what to read so that the rest fits.
 
     Args:
         request: the request.
-        token_counts: the tokens of each part.
-        prompt_tokens: the tokens of the prompt.
+        tokenizer: counts tokens.
         max_tokens: the maximum tokens of a prompt.
         findings_tokens: tokens of the findings that replace the read parts.
     """
+    token_counts = {position: _count_part_tokens(part, tokenizer) for position, part in request.parts.items()}
+    prompt_tokens = _count_prompt_tokens(request, token_counts, tokenizer)
     messages = request.messages
     latest_index = find_latest_request(messages)
+    make_plan = partial(ReadingPlan, request, prompt_tokens, latest_index)
     file_positions = [position for position, part in request.parts.items() if part.kind == "file"]
     if prompt_tokens <= max_tokens and not file_positions:
-        return ReadingPlan(0, (), latest_index)
+        return make_plan(0, ())
     max_tokens -= findings_tokens
 
     def find_texts(longer_than: int) -> list[PartPosition]:
@@ -115,7 +114,7 @@ def plan_reading(
         large_parts, token_counts, prompt_tokens + _STUB_TOKENS * len(file_positions), max_tokens
     )
     if remaining_tokens <= max_tokens:
-        return ReadingPlan(0, tuple(sorted([*file_positions, *largest_parts])), latest_index)
+        return make_plan(0, tuple(sorted([*file_positions, *largest_parts])))
     history_length, remaining_indices = 0, set(range(len(messages)))
     # A tool's result must follow its call, or model servers refuse the request.
     possible_lengths = (index for index in range(1, len(messages)) if messages[index].role not in {"tool", "function"})
@@ -134,7 +133,7 @@ def plan_reading(
         large_parts = [position for position in find_texts(_STUB_TOKENS) if position.message in remaining_indices]
     # Files of older messages are read with the transcript.
     file_positions = [file_position for file_position in file_positions if file_position.message in remaining_indices]
-    return ReadingPlan(history_length, tuple(sorted({*large_parts, *file_positions})), latest_index)
+    return make_plan(history_length, tuple(sorted({*large_parts, *file_positions})))
 
 
 def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
@@ -157,20 +156,17 @@ def is_front_end_task(request: ChatRequest) -> bool:
     return first_text.decode().lstrip().startswith("### Task:")
 
 
-def compose_question(
-    request: ChatRequest, plan: ReadingPlan, tokenizer: Tokenizer, max_tokens: int, *, with_context: bool
-) -> str:
+def compose_question(plan: ReadingPlan, tokenizer: Tokenizer, max_tokens: int, *, with_context: bool) -> str:
     """Return the question for reading a request, in at most `max_tokens` tokens.
 
     Args:
-        request: the request.
-        plan: the parts of the request that are read.
+        plan: the request, and the parts of it that are read.
         tokenizer: counts tokens.
         max_tokens: the question's budget.
         with_context: whether the question includes the system message and earlier messages; not needed if the model
             sees these messages afterwards.
     """
-    message = request.messages[plan.latest_index] if plan.latest_index is not None else None
+    message = plan.request.messages[plan.latest_index] if plan.latest_index is not None else None
     is_small = max_tokens < _MIN_TOKENS_FOR_CONTEXT
     texts = []
     for part_index, part in enumerate(message.parts if message else ()):
@@ -183,11 +179,11 @@ def compose_question(
         return shorten_text(question, max_tokens, tokenizer.count)
     question = shorten_text(question, max_tokens // 2, tokenizer.count)
     context_tokens = max_tokens - tokenizer.count(question) - _STUB_TOKENS
-    system_text = _collect_unread_text(request, plan, max_tokens, of_system=True)
+    system_text = _collect_unread_text(plan, max_tokens, of_system=True)
     if system_text:
         system_text = shorten_text(f"Instructions: {system_text}", max(1, context_tokens // 2), tokenizer.count)
     context_tokens -= tokenizer.count(system_text)
-    earlier_text = _collect_unread_text(request, plan, max_tokens, of_system=False)
+    earlier_text = _collect_unread_text(plan, max_tokens, of_system=False)
     if earlier_text:
         earlier_text = f"Earlier in the conversation: {earlier_text}"
         earlier_text = shorten_text(earlier_text, max(1, context_tokens), tokenizer.count)
@@ -204,13 +200,13 @@ def name_speaker(message: ChatMessage) -> str:
     return _SPEAKERS.get(message.role, message.role.capitalize())
 
 
-def _collect_unread_text(request: ChatRequest, plan: ReadingPlan, max_tokens: int, *, of_system: bool) -> str:
+def _collect_unread_text(plan: ReadingPlan, max_tokens: int, *, of_system: bool) -> str:
     """Return the text of the system messages, or of the other messages before the latest request.
 
     The parts that are read are left out, except the instructions at the beginning of a long system message.
     """
     paragraphs = []
-    for index, message in enumerate(request.messages):
+    for index, message in enumerate(plan.request.messages):
         is_system = message.role in _SYSTEM_ROLES
         is_earlier = plan.history_length <= index < (plan.latest_index or 0)
         if is_system != of_system or not (is_system or is_earlier):

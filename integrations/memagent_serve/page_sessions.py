@@ -42,12 +42,12 @@ class PageSessions:
         self.token: str | None = None if keys else secrets.token_urlsafe(24)
         """The token in the start-up message; None if a key is needed."""
 
-    def sign_in(self, credential: str, port: int) -> Response:
-        """Sign a browser in.
+    def sign_in(self, credential: str, scope: Scope) -> Response:
+        """Sign in the browser that sent a request.
 
         Args:
             credential: the token, or a key.
-            port: the server's port. It is in the cookie's name, because all ports of a host share their cookies.
+            scope: the request.
 
         Returns:
             A response that sets the cookie.
@@ -67,7 +67,7 @@ class PageSessions:
             del self._sessions[digest]
         self._sessions[hash_secret(session)] = owner
         response = Response(status_code=204)
-        response.set_cookie(_name_cookie(port), session, path="/", httponly=True, samesite="strict")
+        response.set_cookie(_name_cookie(scope), session, path="/", httponly=True, samesite="strict")
         return response
 
     def sign_out(self, scope: Scope) -> None:
@@ -104,11 +104,11 @@ class PageSessions:
         return owner
 
 
-def _name_cookie(port: int) -> str:
-    return f"memagent_page_{port}"
+def _name_cookie(scope: Scope) -> str:
+    """Return a cookie's name. It has the server's port, because all ports of a host share their cookies."""
+    return f"memagent_page_{scope['server'][1] if scope.get('server') else 0}"
 
 
 def _hash_session(scope: Scope) -> bytes:
     """Return the digest of the session in a request's cookie; of "" without a cookie."""
-    port = scope["server"][1] if scope.get("server") else 0
-    return hash_secret(HTTPConnection(scope).cookies.get(_name_cookie(port), ""))
+    return hash_secret(HTTPConnection(scope).cookies.get(_name_cookie(scope), ""))

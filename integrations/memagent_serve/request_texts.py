@@ -43,15 +43,15 @@ class Source:
     """The text in the store, if it is there already."""
 
 
-def list_sources(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
+def list_sources(plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
     """Return the texts that a plan reads, in order."""
-    sources, parts = [], request.parts
+    sources, parts = [], plan.request.parts
     if plan.history_length:
-        sources.append(Source("the earlier conversation", lambda: _iter_transcript(request, plan, files, store)))
+        sources.append(Source("the earlier conversation", lambda: _iter_transcript(plan, files, store)))
     for position in plan.positions:
         reference = files.get(position)
         load_pieces = _make_piece_loader(parts[position], reference, store)
-        sources.append(Source(_name_source(request, position, reference), load_pieces, reference))
+        sources.append(Source(_name_source(plan.request, position, reference), load_pieces, reference))
     return sources
 
 
@@ -100,9 +100,9 @@ def iter_stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
         position += len(text)
 
 
-def _iter_transcript(request: ChatRequest, plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
+def _iter_transcript(plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
     """Yield the older messages as a dialogue, one paragraph each, without system messages and the latest request."""
-    for index, message in enumerate(request.messages[: plan.history_length]):
+    for index, message in enumerate(plan.request.messages[: plan.history_length]):
         if message.role in {"system", "developer"} or index == plan.latest_index:
             continue
         yield Block(f"{name_speaker(message)}: ")
@@ -159,12 +159,13 @@ _SERVER_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "presen
 """Fields that only the model server supports."""
 
 
-def needs_model_server(request: ChatRequest, plan: ReadingPlan) -> bool:
+def needs_model_server(plan: ReadingPlan) -> bool:
     """Return whether the model server must write the reply from the findings; otherwise the read's answer is the reply.
 
     It must if only the model server supports the request (tools, a response format, log-probs), or if tool results or
     the older part of a conversation are read.
     """
+    request = plan.request
     needs_field = any(map(request.has_value, _SERVER_FIELDS)) or (
         request.has_value("response_format") and not _is_text_format(request)
     )
@@ -181,7 +182,6 @@ def _is_text_format(request: ChatRequest) -> bool:
 class Continuation:
     """A request that is passed on to the model, with the findings in place of the parts that were read."""
 
-    request: ChatRequest
     plan: ReadingPlan
     shortened_request: str
     """The text that replaces the user's latest request if the request itself was read."""
@@ -196,9 +196,9 @@ class Continuation:
         explanation = f"too long to show, so it was read part by part, with this question in mind: {result.question}"
         findings_text = f"[{', '.join(names)}: {explanation}]\n\n{result.findings()}"
         findings_position = None if self.plan.history_length else self.plan.positions[-1]
-        messages: list[dict[str, Any]] = []
+        request, messages = self.plan.request, list[dict[str, Any]]()
         has_findings = False
-        for index, message in enumerate(self.request.messages):
+        for index, message in enumerate(request.messages):
             is_system = message.role in {"system", "developer"}
             if self.plan.history_length and not is_system and not has_findings:
                 messages.append({"role": "user", "content": f"[Of earlier messages:]\n\n{findings_text}"})
@@ -222,10 +222,10 @@ class Continuation:
                     text = f"{instructions.decode()[:_MAX_INSTRUCTION_LENGTH]} [...]\n\n{text}"
                 texts[part_index] = text
             messages.append({**message.fields, "content": _replace_texts(message, texts)})
-        values: dict[str, Any] = {**self.request.fields, "messages": messages}
-        if self.request.options.stream and not self.request.options.wants_usage:
+        values: dict[str, Any] = {**request.fields, "messages": messages}
+        if request.options.stream and not request.options.wants_usage:
             # The server reports the usage of the call at the end of the stream only if it is requested.
-            values["stream_options"] = {**(self.request.options.stream_options or {}), "include_usage": True}
+            values["stream_options"] = {**(request.options.stream_options or {}), "include_usage": True}
         return msgspec.json.encode(values)
 
 

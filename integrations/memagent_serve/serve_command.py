@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
@@ -111,8 +113,6 @@ class Serve(ReaderOptions):
         Raises:
             MemAgentError: the keys cannot be read, or the address is open to everyone.
         """
-        import os  # noqa: PLC0415
-
         from memagent_graph.addresses import list_host_names  # noqa: PLC0415
         from memagent_graph.reading.state import Limits  # noqa: PLC0415
         from memagent_graph.storage.private_files import get_data_folder  # noqa: PLC0415
@@ -139,15 +139,11 @@ class Serve(ReaderOptions):
 
     def run(self) -> None:
         """Run the command."""
-        import asyncio  # noqa: PLC0415
-
         asyncio.run(_serve(self))
 
 
 async def _serve(command: Serve) -> None:
     settings = command.make_serve_settings()
-    import asyncio  # noqa: PLC0415
-
     import uvicorn  # noqa: PLC0415
 
     from memagent_graph.addresses import format_host, listen  # noqa: PLC0415

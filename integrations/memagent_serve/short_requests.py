@@ -127,20 +127,6 @@ _FINISH_REASONS: Final = {FinishReason.LENGTH: "length", FinishReason.REFUSED: "
 _SERVER_ONLY_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "response_format", "modalities", "audio")
 
 
-def _make_text_messages(request: ChatRequest) -> list[Message]:
-    """Return the messages in the form that policies accept.
-
-    Raises:
-        APIError: a message has something other than text.
-    """
-    if (kind := request.unreadable_kind) is not None:
-        raise make_bad_request(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
-    return [
-        Message(role=message.role, content="\n".join(part.text.decode() for part in message.parts if part.text))
-        for message in request.messages
-    ]
-
-
 def require_supported(request: ChatRequest, policy: Policy) -> None:
     """Refuse a request that a policy without a server does not support.
 
@@ -180,12 +166,18 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
         PolicyError: the call failed.
         APIError: 400; a message has something other than text.
     """
+    if (kind := request.unreadable_kind) is not None:
+        raise make_bad_request(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
+    messages = [
+        Message(role=message.role, content="\n".join(part.text.decode() for part in message.parts if part.text))
+        for message in request.messages
+    ]
     options = request.options
     reply_tokens = min(options.answer_tokens or max_tokens, max_tokens)
     sampling = replace(
         options.make_sampling(base), max_tokens=reply_tokens, stop=options.stop_texts, logprobs=None, json_schema=None
     )
-    completion = await policy.complete(_make_text_messages(request), sampling)
+    completion = await policy.complete(messages, sampling)
     reply_head = ReplyHead(secrets.token_hex(12), completion.model)
     text, finish_reason = extract_reply(completion.text).strip(), _FINISH_REASONS.get(completion.finish_reason, "stop")
     usage = sum_usage(completion.usage or TokenUsage(0, 0))

@@ -77,16 +77,11 @@ def add_command(app: typer.Typer, name: str, command: type[Command]) -> None:
     classes = command.__mro__
     field_names = dict.fromkeys(name for base in classes for name in vars(base).get("__annotations__", ()))
     names = [name for name in field_names if name in annotations and name in signature]
-    if has_groups := len(names) > _MAX_UNGROUPED_OPTIONS:
+    if len(names) > _MAX_UNGROUPED_OPTIONS:
         names.sort(key=lambda name: _HELP_ORDER.get(name, -1))
+        annotations = {name: _add_help_group(name, annotations[name]) for name in names}
     parameters = [
-        signature[name].replace(
-            kind=inspect.Parameter.KEYWORD_ONLY,
-            annotation=_add_help_group(annotations[name], _GROUP_BY_OPTION[name])
-            if has_groups and name in _GROUP_BY_OPTION
-            else annotations[name],
-        )
-        for name in names
+        signature[name].replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotations[name]) for name in names
     ]
 
     def callback(**values: Any) -> None:
@@ -122,14 +117,15 @@ _GROUP_BY_OPTION: Final = {name: group for group, names in OPTION_GROUPS.items()
 _HELP_ORDER: Final = {name: position for position, name in enumerate(_GROUP_BY_OPTION)}
 
 
-def _add_help_group(annotation: Any, group: str) -> Any:
-    """Return the annotation with its option in this group of the help."""
-    option_type, info = get_args(annotation)
-    if not isinstance(info, OptionInfo):
-        return annotation
-    info = copy.copy(info)
-    info.rich_help_panel = group
-    return Annotated[option_type, info]
+def _add_help_group(name: str, annotation: Any) -> Any:
+    """Return the annotation with its option in its group of the help, if it has one."""
+    if name in _GROUP_BY_OPTION:
+        option_type, info = get_args(annotation)
+        if isinstance(info, OptionInfo):
+            info = copy.copy(info)
+            info.rich_help_panel = _GROUP_BY_OPTION[name]
+            return Annotated[option_type, info]
+    return annotation
 
 
 class CommandGroup(typer.core.TyperGroup):

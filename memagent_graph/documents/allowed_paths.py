@@ -89,12 +89,16 @@ class AllowedRoots:
         name = shorten_name(path)
         if _SCHEME.match(path):
             raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted", hint=self._make_hint())
-        for root in self.roots:
-            if (target := _find_target_below(root, path)) is not None:
-                self._require_readable_file(target, name)
-                return replace(Document.from_path(target), root=root)
-        # The same message for a missing file and for one outside the roots: a model must not learn the difference.
-        raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._make_hint())
+        root, target = self._find_target(path)
+        if target is None:
+            # The same message for a missing file and for one outside the roots: a model must not learn the difference.
+            raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._make_hint())
+        if target.is_dir():
+            raise RefusedSourceError(f"{name!r} is a folder, not a file", hint=self._describe_contents(target))
+        if not target.is_file():
+            raise RefusedSourceError(f"{name!r} is not a regular file", hint="Name one file.")
+        self.require_size(target.stat().st_size, repr(name))
+        return replace(Document.from_path(target), root=root)
 
     def require_text(self, text: str, name: str) -> None:
         """Raise `RefusedSourceError` if a text has more than `max_bytes` bytes in UTF-8."""
@@ -110,12 +114,18 @@ class AllowedRoots:
                 hint="Read something smaller, or a part of it.",
             )
 
-    def _require_readable_file(self, path: Path, name: str) -> None:
-        if path.is_dir():
-            raise RefusedSourceError(f"{name!r} is a folder, not a file", hint=self._describe_contents(path))
-        if not path.is_file():
-            raise RefusedSourceError(f"{name!r} is not a regular file", hint="Name one file.")
-        self.require_size(path.stat().st_size, repr(name))
+    def _find_target(self, path: str) -> tuple[Path, Path] | tuple[None, None]:
+        """Return a root, and the target of a path if it exists and is below this root.
+
+        The path may begin with the root's own name, because errors show only this part of the root.
+        """
+        for root in self.roots:
+            for folder in (root, root.parent):
+                with contextlib.suppress(OSError, RuntimeError, ValueError):
+                    target = (folder / path).resolve(strict=True)
+                    if target.is_relative_to(root):
+                        return root, target
+        return None, None
 
     def _describe_contents(self, folder: Path) -> str:
         """Return a hint for a folder: the names of readable files and folders in it, except hidden ones."""
@@ -132,24 +142,11 @@ class AllowedRoots:
 
     def _is_readable(self, entry: Path) -> bool:
         """Return whether an entry of a folder leads to a file or a folder below a root."""
-        targets = (_find_target_below(root, str(entry)) for root in self.roots)
-        return any(target is not None and (target.is_file() or target.is_dir()) for target in targets)
+        _, target = self._find_target(str(entry))
+        return target is not None and (target.is_file() or target.is_dir())
 
     def _make_hint(self) -> str:
         if not self.roots:
             return "No files may be read; pass the text itself."
         names = list(dict.fromkeys(root.name if root.is_file() else f"{root.name}/" for root in self.roots))
         return f"Name {names[0]}." if names == [self.roots[0].name] else f"Name a file below {', '.join(names)}."
-
-
-def _find_target_below(root: Path, path: str) -> Path | None:
-    """Return the target of a path, if it exists and is below the resolved root.
-
-    The path may begin with the root's own name, because errors show only this part of the root.
-    """
-    for folder in (root, root.parent):
-        with contextlib.suppress(OSError, RuntimeError, ValueError):
-            target = (folder / path).resolve(strict=True)
-            if target.is_relative_to(root):
-                return target
-    return None

@@ -159,7 +159,7 @@ def detect_charset(sample: bytes) -> str | None:
     return None if has_few or is_damaged_utf8 else _detect_codec(sample)
 
 
-def make_decoding_error(name: str, charset: str, offset: int) -> EncodingError:
+def _make_decoding_error(name: str, charset: str, offset: int) -> EncodingError:
     """Return the error, with a remedy, for a byte that cannot be decoded with `charset`."""
     return EncodingError(
         f"{name} is not {charset} text: the byte at offset {offset} cannot be decoded",
@@ -231,7 +231,7 @@ def decode_pieces(name: str, file: IO[bytes], encoding: str | None, *, replace: 
         try:
             text = decoder.decode(piece, not piece)
         except UnicodeDecodeError as error:
-            raise make_decoding_error(name, charset, offset - pending_bytes + error.start) from None
+            raise _make_decoding_error(name, charset, offset - pending_bytes + error.start) from None
         offset += len(piece)
         if text:
             yield text
@@ -262,7 +262,7 @@ def _scan_for_charset(name: str, file: IO[bytes], *, replace: bool) -> str:
                 return charset
             if replace:
                 return "utf-8"
-            raise make_decoding_error(name, "utf-8", error_offset) from None
+            raise _make_decoding_error(name, "utf-8", error_offset) from None
         if seven_bit_codec is None:
             seven_bit_codec = _detect_seven_bit_codec(piece)
         offset += len(piece)

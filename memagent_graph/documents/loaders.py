@@ -99,7 +99,7 @@ def open_document(
             yield _read_binary(document, file, convert, replace=replace)
             return
         if document.pages:
-            raise make_pages_error(document, "text")
+            raise _make_pages_error(document, "text")
         if isinstance(content, str):
             _find_kind_by_content(document, content[:SAMPLE_BYTES].encode("utf-8", "replace"))
             starts = range(0, len(content), READ_BYTES)
@@ -107,7 +107,7 @@ def open_document(
         yield TEXT_TYPE, content() if callable(content) else iter(content)
 
 
-def make_pages_error(document: Document, kind: str) -> UnsupportedDocumentError:
+def _make_pages_error(document: Document, kind: str) -> UnsupportedDocumentError:
     """Return the error for a selection of pages in a document without pages. `kind` describes the document."""
     return UnsupportedDocumentError(
         f"{document.name} is {kind}, which has no pages to choose (pages {document.pages})",
@@ -187,7 +187,7 @@ def _read_binary(document: Document, file: IO[bytes], convert: partial[Parts], *
     if kind is None and convert.keywords["converter"] is not None and detect_binary_kind(sample[:1024]):
         kind = Path(document.name).suffix.lower().removeprefix(".") or "binary"
     if document.pages and kind != "pdf":
-        raise make_pages_error(document, f"a {kind.upper()} file" if kind else "text")
+        raise _make_pages_error(document, f"a {kind.upper()} file" if kind else "text")
     if kind == "html":
         return MEDIA_TYPES[kind], _convert_html(document, file, sample, convert, replace=replace)
     if kind is not None:

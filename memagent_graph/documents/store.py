@@ -29,7 +29,7 @@ from memagent_graph.documents.conversion import run_in_thread
 from memagent_graph.documents.decoding import READ_BYTES
 from memagent_graph.documents.headings import MAX_HEADINGS, find_headings
 from memagent_graph.documents.loaders import open_document
-from memagent_graph.documents.omissions import StoredOmission, describe_omission, summarize_omissions
+from memagent_graph.documents.omissions import describe_omission, summarize_omissions
 from memagent_graph.documents.sources import PDF_TYPE, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
     DocumentError,
@@ -86,24 +86,19 @@ class DocumentStore:
         document = Document.of(document)
         with self._translate_disk_errors():
             self._make_folders()
-            replace, converter = self._replace_undecodable, self._converter
-            cancellation = cancellation or Cancellation()
-            source = open_document(document, replace=replace, cancellation=cancellation, converter=converter)
+            source = open_document(
+                document,
+                replace=self._replace_undecodable,
+                cancellation=cancellation or Cancellation(),
+                converter=self._converter,
+            )
             with source as (media_type, parts), self._open_temporary_file() as file:
-                contents = _write_parts(parts, file, document.name, replace=replace)
-                digest, size, sections, headings, omissions = contents
-                text_path = self._texts / f"{digest}.txt"
+                ref = self._write_parts(parts, file, document.name, media_type)
+                text_path = self._get_text_path(ref)
                 if not text_path.exists():
                     file.flush()  # raises if the disk is full; a write itself may store only a part
                     os.fsync(file.fileno())
                     Path(file.name).replace(text_path)
-            ref = DocumentRef(key=f"sha256:{digest}", name=document.name, size=size, media_type=media_type)
-            if sections:
-                ref["sections"] = self._store_marks(sections)
-            if headings:
-                ref["headings"] = self._store_marks(headings)
-            if omissions:
-                ref["omissions"] = omissions
             if document.pages:
                 ref["pages"] = document.pages
             if media_type == PDF_TYPE and isinstance(document.content, Path) and document.content.name == document.name:
@@ -231,6 +226,54 @@ class DocumentStore:
             finally:
                 Path(file.name).unlink(missing_ok=True)
 
+    def _write_parts(self, parts: Parts, file: IO[bytes], name: str, media_type: str) -> DocumentRef:
+        """Write blocks to a file, store the starts of sections and headings, and return the document's reference.
+
+        Args:
+            parts: the blocks and omissions of the document.
+            file: an open binary file.
+            name: the document's name.
+            media_type: the document's actual type.
+        """
+        digest = hashlib.sha256()
+        omissions: list[Omission] = []
+        sections: list[SourceMark] = []
+        headings: list[SourceMark] = []
+        characters = 0
+        is_blank = True
+        for part in parts:
+            if isinstance(part, Omission):
+                omissions.append(part)
+                continue
+            if part.label is not None:
+                sections.append(SourceMark(characters, part.label))
+            if part.headings and len(headings) < MAX_HEADINGS:
+                headings.append(SourceMark(characters, " > ".join(part.headings)))
+            data = _encode(part.text, name, characters, replace=self._replace_undecodable)
+            digest.update(data)
+            file.write(data)
+            characters += len(part.text)
+            is_blank = is_blank and (not part.text or part.text.isspace())
+        stored_omissions = summarize_omissions(omissions)
+        if is_blank:
+            omission_texts = "; ".join(map(describe_omission, stored_omissions))
+            raise EmptyDocumentError(
+                f"{name} holds no text"
+                + (" but white space" if characters else "")
+                + (f"; {omission_texts}" if omission_texts else ""),
+                hint="Pass a converter of your own that reads it (--converter), such as one for scanned pages."
+                if omission_texts
+                else "Check that it is the document you meant.",
+            )
+        ref = DocumentRef(key=f"sha256:{digest.hexdigest()}", name=name, size=file.tell(), media_type=media_type)
+        if sections:
+            ref["sections"] = self._store_marks(sections)
+        if headings:
+            ref["headings"] = self._store_marks(headings)
+        if stored_omissions:
+            ref["omissions"] = stored_omissions
+        return ref
+
     def _store_marks(self, marks: list[SourceMark]) -> str:
         data = json.dumps([[mark.start_char, mark.label] for mark in marks], ensure_ascii=False).encode(
             "utf-8", "replace"
@@ -264,51 +307,6 @@ def _encode(text: str, name: str, start_char: int, *, replace: bool) -> bytes:
             f"{name} has half of a surrogate pair at character {start_char + error.start}, which no text file can hold",
             hint="Use --replace-undecodable to put U+FFFD there.",
         ) from None
-
-
-def _write_parts(
-    parts: Parts, file: IO[bytes], name: str, *, replace: bool
-) -> tuple[str, int, list[SourceMark], list[SourceMark], list[StoredOmission]]:
-    """Write blocks to a file; return their SHA-256, size in bytes, starts of sections and headings, and omissions.
-
-    Args:
-        parts: the blocks and omissions of the document.
-        file: an open binary file.
-        name: the document's name, for messages.
-        replace: whether to put U+FFFD in place of lone surrogates.
-    """
-    digest = hashlib.sha256()
-    omissions: list[Omission] = []
-    sections: list[SourceMark] = []
-    headings: list[SourceMark] = []
-    size = characters = 0
-    is_blank = True
-    for part in parts:
-        if isinstance(part, Omission):
-            omissions.append(part)
-            continue
-        if part.label is not None:
-            sections.append(SourceMark(characters, part.label))
-        if part.headings and len(headings) < MAX_HEADINGS:
-            headings.append(SourceMark(characters, " > ".join(part.headings)))
-        data = _encode(part.text, name, characters, replace=replace)
-        digest.update(data)
-        file.write(data)
-        size += len(data)
-        characters += len(part.text)
-        is_blank = is_blank and (not part.text or part.text.isspace())
-    stored_omissions = summarize_omissions(omissions)
-    if is_blank:
-        omission_texts = "; ".join(map(describe_omission, stored_omissions))
-        raise EmptyDocumentError(
-            f"{name} holds no text"
-            + (" but white space" if size else "")
-            + (f"; {omission_texts}" if omission_texts else ""),
-            hint="Pass a converter of your own that reads it (--converter), such as one for scanned pages."
-            if omission_texts
-            else "Check that it is the document you meant.",
-        )
-    return digest.hexdigest(), size, sections, headings, stored_omissions
 
 
 def open_store(folder: Path | str | None) -> DocumentStore:

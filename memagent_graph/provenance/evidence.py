@@ -221,9 +221,7 @@ def find_sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
     sentence = text[sentence_start:sentence_end]
     if len(sentence) > max(_MAX_SENTENCE_CHARS, end - start):
         return start, end
-    return sentence_start + len(sentence) - len(sentence.lstrip()), sentence_end - len(sentence) + len(
-        sentence.rstrip()
-    )
+    return sentence_start + len(sentence) - len(sentence.lstrip()), sentence_start + len(sentence.rstrip())
 
 
 def _make_evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> Evidence:
@@ -281,13 +279,8 @@ def _find_line_quotes(
 
 def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
     """Return updates and the updates that read the results of their look-ups, in order."""
-    lookups = {
-        span.index
-        for index in indices
-        for call in (trace.calls_by_id[trace.updates[index].call_id],)
-        for span in call.reads[0 if call.chunk_index is None else 1 :]
-        if span.index != call.chunk_index
-    }
+    calls = [trace.calls_by_id[trace.updates[index].call_id] for index in indices]
+    lookups = {span.index for call in calls for span in call.reads if span.index != call.chunk_index}
     if not lookups:
         return sorted(indices)
     return sorted(indices | {index for index, update in enumerate(trace.updates) if update.chunk_index in lookups})

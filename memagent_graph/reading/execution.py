@@ -205,8 +205,8 @@ class Execution:
     """Cancels what the steps of a synchronous call wait for."""
     pending_chunk: int | None = None
     """The index of a chunk that an earlier call of the graph chose and did not read. This call reads it first."""
-    chunk_texts: dict[int, tuple[Span, str]] = field(default_factory=dict, repr=False)
-    """The texts of chunks that were chosen and not yet read, by chunk index."""
+    chunk_texts: dict[Span, str] = field(default_factory=dict, repr=False)
+    """The texts of chunks that were chosen and not yet read."""
     calls: list[Call] = field(default_factory=list, repr=False)
     """The policy calls so far, for strategies that look back."""
     _chunkers: dict[tuple[str, int], Chunker] = field(default_factory=dict, repr=False)

@@ -76,10 +76,8 @@ class StepNode(Runnable[Any, Change]):
             await recording.settle()
             if recording.failure is not None and step.calls and not recording.is_reported:
                 recording.is_reported = True
-                call = step.calls[-1]
-                chunk_index = call.reads[0].index if call.reads else None
-                event = ReadEvent(EventKind.LOGGING_STOPPED, chunk_index, recording.failure)
-                step.calls[-1] = replace(call, events=(*call.events, event))
+                event = ReadEvent(EventKind.LOGGING_STOPPED, step.chunk_index, recording.failure)
+                step.calls[-1] = replace(step.calls[-1], events=(*step.calls[-1].events, event))
         if step.chunk_count and "span" in self.channels:
             change = {"span": None, **change}
         change = _add_usage(change, step, seconds)

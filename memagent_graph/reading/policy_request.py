@@ -120,19 +120,19 @@ class PolicyRequest:
 
     async def _request_update(self) -> tuple[str, Any]:
         """Return the text of the new memory or decision, and its parsed value, by the rules for the reply."""
-        rules = self._context.rules
-        for remaining in range(rules.retries, -1, -1):
+        context = self._context
+        for remaining in range(context.rules.retries, -1, -1):
             completion = await self._request_completion()
             text = extract_reply(completion.text).strip()
             parsed: ParsedReply | ParseFailure | None = self._validate(completion, text)
             if isinstance(parsed, ParseFailure):
-                failure, rule = parsed, rules.rule_for(parsed.kind)
+                failure, rule = parsed, context.rules.rule_for(parsed.kind)
                 if rule is UpdateRule.RETRY and remaining:
                     self._add_event(failure.kind, failure.detail, rule)
                     self._add_event(EventKind.RESAMPLED, f"{remaining} more tries")
                     self._log_attempt(Outcome.DISCARDED)
                     continue
-                parsed = self._parse(self._truncate(text)) if rule is UpdateRule.ACCEPT else None
+                parsed = self._role.parse(self._truncate(text), context.prompts) if rule is UpdateRule.ACCEPT else None
                 if not isinstance(parsed, ParsedReply) or parsed.text is None:
                     parsed, rule = None, UpdateRule.KEEP_PREVIOUS
                 self._add_event(failure.kind, failure.detail, rule)
@@ -186,13 +186,10 @@ class PolicyRequest:
         """Request one completion, and count it."""
         context, turn = self._context, self._step.processor_turn
         response_format = context.response_format if self._role.writes is Writes.ANSWER else None
-        seed = context.sampling.seed
-        self._sampling = replace(
-            context.sampling,
-            max_tokens=self._max_tokens,
-            seed=None if seed is None else seed + self._attempt_count,  # the same seed would give the same reply
-            json_schema=response_format.server_schema if response_format else None,
-            session=self._step.state["document"]["key"],
+        schema = response_format.server_schema if response_format else None
+        session = self._step.state["document"]["key"]
+        self._sampling = _make_attempt_sampling(
+            context.sampling, self._max_tokens, self._attempt_count, schema, session
         )
         turn.end()
         self._attempt_start, timer_start = time.time(), time.perf_counter()
@@ -276,9 +273,6 @@ class PolicyRequest:
         if may_exceed and (excess_tokens := self._context.count_shown_tokens(text) - self._max_tokens) > 0:
             detail = f"{self._max_tokens + excess_tokens} tokens, {excess_tokens} beyond its budget"
             return ParseFailure(EventKind.OVERLONG, f"the {output} has {detail}")
-        return self._parse(text)
-
-    def _parse(self, text: str) -> ParsedReply | ParseFailure:
         return self._role.parse(text, self._context.prompts)
 
     def _truncate(self, text: str) -> str:
@@ -329,6 +323,15 @@ class PolicyRequest:
             ),
             [message["content"] for message in self._messages],
         )
+
+
+@lru_cache
+def _make_attempt_sampling(
+    sampling: SamplingParams, max_tokens: int, attempt: int, json_schema: str | None, session: str
+) -> SamplingParams:
+    """Return the sampling of an attempt. The seed changes, because the same seed would give the same reply."""
+    seed = None if sampling.seed is None else sampling.seed + attempt
+    return replace(sampling, max_tokens=max_tokens, seed=seed, json_schema=json_schema, session=session)
 
 
 @lru_cache

@@ -7,6 +7,7 @@ tokenizers differ. So two samples of the prompt are sent alone, to learn how the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from memagent_graph.calls import Span
@@ -23,19 +24,15 @@ _SAMPLES: Final = ((0.1, 200), (0.5, 1500))
 """Two samples of a prompt (fraction, maximum characters). The chat template cancels out in their difference."""
 
 
+@dataclass
 class PromptCutDetector:
-    """Compares a server's counts of prompt tokens with those of a tokenizer.
+    """Compares a server's counts of prompt tokens with those of the reader's tokenizer."""
 
-    Args:
-        tokenizer: the reader's tokenizer.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._server_ratio = 1.0
-        """The server's count of a text divided by the tokenizer's, as far as it is known."""
-        self._known_window = 0
-        """The largest count at which a cut was proved."""
+    tokenizer: Tokenizer
+    _server_ratio: float = 1.0
+    """The server's count of a text divided by the tokenizer's, as far as it is known."""
+    _known_window: int = 0
+    """The largest count at which a cut was proved."""
 
     async def count_missing_tokens(
         self,
@@ -61,7 +58,7 @@ class PromptCutDetector:
             or server_count >= _MIN_FRACTION * self._server_ratio * min_tokens
         ):
             return 0
-        tokens = sum(self._tokenizer.count(message["content"]) for message in messages)
+        tokens = sum(self.tokenizer.count(message["content"]) for message in messages)
         if server_count >= _MIN_FRACTION * self._server_ratio * tokens:
             return 0
         if server_count > self._known_window:
@@ -85,7 +82,7 @@ class PromptCutDetector:
             sample_chars = min(max_chars, int(fraction * len(text)))
             start = (len(text) - sample_chars) // 2
             sample = text[start : start + sample_chars]
-            counts_of_samples.append((await count_at_server(sample), self._tokenizer.count(sample)))
+            counts_of_samples.append((await count_at_server(sample), self.tokenizer.count(sample)))
         (server_short, own_short), (server_long, own_long) = counts_of_samples
         if not (server_short and server_long):
             return None

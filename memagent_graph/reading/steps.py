@@ -19,9 +19,9 @@ from memagent_graph.calls import Call, Span
 from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import ReadEvent, StopReason
-from memagent_graph.reading.execution import Execution, StepExecution
+from memagent_graph.reading.execution import StepExecution
 from memagent_graph.reading.policy_request import PolicyRequest, Reply
-from memagent_graph.reading.state import ReaderContext, ReaderState, SequentialState, add_cost
+from memagent_graph.reading.state import ReaderState, SequentialState, add_cost
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
 
@@ -41,14 +41,12 @@ class StepContext(StepExecution):
     @property
     def question(self) -> str:
         """The run's question."""
-        question: str = self.state["question"]
-        return question
+        return str(self.state["question"])
 
     @property
     def branch(self) -> str:
         """The branch that the step belongs to; "" is the trunk."""
-        name: str = self.state.get("branch") or ""
-        return name
+        return str(self.state.get("branch") or "")
 
     # The document
 
@@ -75,7 +73,7 @@ class StepContext(StepExecution):
             await self.context.barrier(self.state.get("chunks_read") or 0)
             await self.processor_turn.begin()
         if needs_text:
-            self.execution.chunk_texts[span.index] = span, fitting_chunk.text
+            self.execution.chunk_texts[span] = fitting_chunk.text
         return span, fitting_chunk.next
 
     def read_text(self, span: Span) -> str:
@@ -84,10 +82,9 @@ class StepContext(StepExecution):
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        cached_span, text = self.execution.chunk_texts.pop(span.index, (None, ""))
-        if cached_span != span:
-            text = self.context.store.read(self.state["document"], span.start_byte, span.end_byte)
-        return text
+        if (text := self.execution.chunk_texts.pop(span, None)) is not None:
+            return text
+        return self.context.store.read(self.state["document"], span.start_byte, span.end_byte)
 
     def mark_read(self, span: Span) -> None:
         """Count a chunk as read, for limits, totals and progress. Call this once per chunk, after all calls for it.
@@ -204,14 +201,13 @@ class StepContext(StepExecution):
         Raises:
             RunLogError: the log cannot be read.
         """
-        context, calls, recording = self.context, self.execution.calls, self.execution.recording
-        previous_trace = context.previous_trace
-        if previous_trace is None and context.run_log is not None and recording is not None:
+        previous_trace, recording = self.context.previous_trace, self.execution.recording
+        if previous_trace is None and recording is not None:
             await recording.settle()
             if recording.failure is None:
-                previous_trace = await asyncio.to_thread(context.run_log.trace, self.state["run_id"])
-        ids = {call.id for call in calls}
-        return [*(call for call in (previous_trace.calls if previous_trace else ()) if call.id not in ids), *calls]
+                previous_trace = await asyncio.to_thread(recording.log.trace, self.state["run_id"])
+        calls = [*(previous_trace.calls if previous_trace else ()), *self.execution.calls]
+        return list({call.id: call for call in calls}.values())
 
     # Limits and failures
 
@@ -244,15 +240,6 @@ def branch(node: str, state: Any, name: str, **values: Any) -> Send:
     shared = {key: state[key] for key in ("run_id", "question", "document", "chunks_read") if key in state}
     branch_tips = {tip: tips[tip] for tip in ("", name) if tip in tips}
     return Send(node, {**shared, "tips": branch_tips, "branch": name, **values})
-
-
-async def ask_outside_run(role: Role, state: Mapping[str, Any], context: ReaderContext, **fields: Any) -> Reply:
-    """Call the policy in a role outside a run: nothing is logged, and no state changes."""
-    step = StepContext(state, context, Execution(context))
-    try:
-        return await step.ask(role, parents=(), **fields)
-    finally:
-        step.processor_turn.end()
 
 
 async def read_chunk(state: SequentialState, step: StepContext) -> Change:

@@ -8,7 +8,7 @@ A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its 
         state: ClassVar[type] = PassState
 
         def wire(self, graph: StrategyGraph) -> None:
-            graph.add_node("read_chunk", self._read_chunk)
+            graph.add_loop("read_chunk", self._read_chunk, self.update_node, self._update_memory)
             ...
 
     @dataclass(frozen=True)
@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, fields, is_dataclass
 from typing import Any, ClassVar
 
 from langgraph.channels import BinaryOperatorAggregate, Topic
@@ -54,6 +54,8 @@ class Strategy(ABC):
     """All roles that the steps use."""
     state: ClassVar[type] = ReaderState
     """The class of the state: a TypedDict that extends `ReaderState` or `SequentialState`."""
+    continues_after: ClassVar[str] = OPEN
+    """The node after which a run that was stopped at a limit continues."""
     uses_previous_calls: ClassVar[bool] = False
     """Whether the steps use `StepContext.load_previous_calls`. It is available only then."""
     reads_all: ClassVar[bool] = True
@@ -83,11 +85,6 @@ class Strategy(ABC):
     @abstractmethod
     def wire(self, graph: StrategyGraph) -> None:
         """Add nodes and edges from the existing node `OPEN` to END."""
-
-    @property
-    def continues_after(self) -> str:
-        """The node after which a run that was stopped at a limit continues."""
-        return OPEN
 
     def compute_current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return the memory from which the policy would answer now."""
@@ -186,43 +183,32 @@ class StrategyGraph:
         """Begin a run: reset every channel."""
         if recording := step.execution.recording:
             recording.begin(step, replaces_run=True)
-        channels = {name: channel for name, channel in self.builder.channels.items() if name not in _INPUT_KEYS}
-        empty_values = {name: _make_empty_value(channel) for name, channel in channels.items()}
+        channels = self.builder.channels.items()
+        empty_values = {name: _make_empty_value(channel) for name, channel in channels if name not in _INPUT_KEYS}
         return {**empty_values, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}
 
     def identify(self, strategy: Strategy) -> StrategyId:
         """Return the strategy's name, and a hash of its name, options, roles, state and edges."""
-        edges = sorted(f"{start}>{end}" for start, end in self.builder.edges)
-        joins = sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges)
-        conditional_edges = sorted(
-            f"{start}>{'|'.join(sorted((branch.ends or {}).values()))}"
-            for start, node_branches in self.builder.branches.items()
-            for branch in node_branches.values()
-        )
-        channels = sorted(self.builder.channels)
+        options: Sequence[Field[Any]] = fields(strategy) if is_dataclass(strategy) else ()
         parts = [
             strategy.name,
-            repr(sorted(_get_compared_options(strategy).items())),
+            repr(sorted((option.name, getattr(strategy, option.name)) for option in options if option.compare)),
             *(role.signature for role in strategy.roles),
-            *(sorted(self.builder.nodes)),
-            *edges,
-            *joins,
-            *conditional_edges,
-            *channels,
+            *sorted(self.builder.nodes),
+            *sorted(f"{start}>{end}" for start, end in self.builder.edges),
+            *sorted(f"{'+'.join(sorted(starts))}>{end}" for starts, end in self.builder.waiting_edges),
+            *sorted(
+                f"{start}>{'|'.join(sorted((branch.ends or {}).values()))}"
+                for start, node_branches in self.builder.branches.items()
+                for branch in node_branches.values()
+            ),
+            *sorted(self.builder.channels),
         ]
         return StrategyId(strategy.name, hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
-
-
-def _get_compared_options(strategy: Strategy) -> dict[str, Any]:
-    """Return the options that make strategies unequal."""
-    if not is_dataclass(strategy):
-        return {}
-    return {option.name: getattr(strategy, option.name) for option in fields(strategy) if option.compare}
 
 
 def _make_empty_value(channel: Any) -> Any:
     """Return the value that makes a channel empty again."""
     if isinstance(channel, BinaryOperatorAggregate):
-        fresh: Callable[[], Any] = type(channel)(channel.typ, channel.operator).get
-        return Reset(fresh())
+        return Reset(type(channel)(channel.typ, channel.operator).get())
     return [] if isinstance(channel, Topic) else None

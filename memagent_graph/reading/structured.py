@@ -44,7 +44,7 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
     prompts = replace(context.prompts, answer_format=AnswerFormat.PLAIN)
     outline = ""
     if not context.trained_prompts_only:
-        prompts = _with_schema(prompts, context.prompts)
+        prompts = _with_schema(prompts)
         budget, count = context.budget, context.tokenizer.count
         schema_tokens = count(prompts.neutralise(response_format.text))
         lengths = {"schema": schema_tokens, "reply": budget.answer_tokens, "error": ERROR_TOKENS}
@@ -102,17 +102,17 @@ def _load_response_format(source: ResponseFormatSource) -> ResponseFormat:
     return ResponseFormat.of(source)
 
 
-def _with_schema(prompts: Prompts, original: Prompts) -> Prompts:
+def _with_schema(prompts: Prompts) -> Prompts:
     """Return prompts that show the schema in the answer's template, and in templates that end like the answer's.
 
     A user's template stays unchanged; it shows the schema at {schema}.
     """
     packaged_texts = {read_template(f"answer_{answer_format.value}") for answer_format in AnswerFormat}
-    answer = original.answer
+    answer = prompts.answer
     if answer.text in packaged_texts:
         answer = PromptTemplate(read_template("answer_json"), "answer_json.txt", ANSWER_FIELDS)
-    other_templates = {name: _with_schema_ending(template) for name, template in original.others.items()}
-    repair = complete_prompts((REPAIR,), original).others
+    other_templates = {name: _with_schema_ending(template) for name, template in prompts.others.items()}
+    repair = complete_prompts((REPAIR,), prompts).others
     return replace(prompts, answer=answer, others={**other_templates, **repair})
 
 

@@ -50,10 +50,10 @@ def pack_numbers(type_code: str, numbers: Sequence[float] | None) -> bytes | Non
     raw_plane_count = id_planes if type_code == "I" else _RAW_PLANES_OF_LOGPROBS
     values = array(type_code, numbers)
     data = values.tobytes()
-    raw_planes = [data[plane::_NUMBER_BYTES] for plane in range(raw_plane_count)]
-    other_planes = b"".join(data[plane::_NUMBER_BYTES] for plane in range(raw_plane_count, _NUMBER_BYTES))
+    planes = [data[plane::_NUMBER_BYTES] for plane in range(_NUMBER_BYTES)]
     header = raw_plane_count.to_bytes(1, "little") + len(values).to_bytes(_HEADER_BYTES - 1, "little")
-    return b"".join((header, *raw_planes, _deflate(other_planes, _NUMBERS_LEVEL, zlib.Z_RLE)))
+    other_planes = _deflate(b"".join(planes[raw_plane_count:]), _NUMBERS_LEVEL, zlib.Z_RLE)
+    return b"".join((header, *planes[:raw_plane_count], other_planes))
 
 
 def unpack_numbers(type_code: str, blob: bytes | None) -> array[Any] | None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Final, get_type_hints
 
 from memagent_graph.entry_points import STRATEGIES, list_entry_points, make_entry_point_error
@@ -42,7 +42,7 @@ from memagent_graph.strategies.overwrite import Overwrite as Overwrite
 _SHIPPED: Final = {
     "overwrite": "overwrite.Overwrite",
     "gated": "gated.Gated",
-    "refine": "refine.Refine",
+    "refine": "overwrite.Refine",
     "map_reduce": "map_reduce.MapReduce",
     "parallel": "map_reduce.Parallel",
     "segments": "segments.Segments",
@@ -102,24 +102,19 @@ def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, allow_own
     """
     if strategy is None:
         return Overwrite()
-    if isinstance(strategy, str):
-        return _load_strategy_by_name(strategy, allow_own_code=allow_own_code)
-    return _make_strategy(strategy, repr(strategy), {})
-
-
-def _load_strategy_by_name(text: str, *, allow_own_code: bool) -> Strategy:
-    name, options = split_options(text)
+    if not isinstance(strategy, str):
+        return _make_strategy(strategy, repr(strategy), {})
+    name, options = split_options(strategy)
     if name in _SHIPPED:
-        module, _, class_name = _SHIPPED[name].partition(".")
-        return _make_strategy(getattr(import_module(f"{__name__}.{module}"), class_name), name, options)
+        return _make_strategy(resolve_name(f"{__name__}.{_SHIPPED[name]}"), name, options)
     if name.partition(":")[0] in list_strategy_names():
         raise StrategyError(
-            f"{text} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
+            f"{strategy} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
         )
     if ":" in name and not allow_own_code:
         raise StrategyError(
-            f"{text} names code, which runs only if you name it yourself, not if a file does",
-            hint=f"If you trust it, choose it: --strategy {text}.",
+            f"{strategy} names code, which runs only if you name it yourself, not if a file does",
+            hint=f"If you trust it, choose it: --strategy {strategy}.",
         )
     if ":" in name:
         return _make_strategy(load_own_code(name, noun="a strategy", error=StrategyError), name, options)

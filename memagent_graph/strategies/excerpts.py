@@ -14,9 +14,9 @@ Documents are read as a stream, so at most the text of one call is in memory.
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar, Final, NotRequired
 
@@ -158,6 +158,7 @@ class Excerpt(Strategy):
         graph.add_edge("choose_excerpt", "show_excerpt")
         graph.add_edge("show_excerpt", END)
 
+    @abstractmethod
     async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the spans to show, in the document's order, and the document's tokens.
 
@@ -165,11 +166,6 @@ class Excerpt(Strategy):
             BudgetError: no excerpt fits in the window.
             DoesNotFitError: the strategy shows the whole document, and it does not fit.
         """
-        return await asyncio.to_thread(self.choose_in_thread, window)
-
-    def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
-        """Choose the spans as `choose` does, and may block. A subclass implements one of the two methods."""
-        raise NotImplementedError
 
     async def _choose_excerpt(self, state: ExcerptState, step: StepContext) -> Change:
         try:
@@ -203,14 +199,14 @@ class FullContext(Excerpt):
     name: ClassVar[str] = "full_context"
     reads_all: ClassVar[bool] = True
 
-    def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the whole document, or raise `DoesNotFitError`."""
-        ends = DocumentEnds(window.make_chunker)
+        ends = await asyncio.to_thread(DocumentEnds, window.make_chunker)
         whole_span = ends.cut(0, ends.tokens)
         spare_tokens = max(0, window.reply_tokens - self.least_answer_tokens) if self.least_answer_tokens else 0
         needed_tokens = window.window_tokens - window.available_tokens + ends.tokens
         if ends.tokens <= window.available_tokens + spare_tokens + BOUNDARY_TOKENS:
-            needed_tokens = window.count_call_tokens(window.read_text([whole_span]))
+            needed_tokens = await asyncio.to_thread(lambda: window.count_call_tokens(window.read_text([whole_span])))
         if needed_tokens - spare_tokens > window.window_tokens:
             raise DoesNotFitError(needed_tokens - spare_tokens, window.window_tokens, ends.tokens)
         return [whole_span], ends.tokens
@@ -223,9 +219,9 @@ class MiddleTruncation(Excerpt):
     name: ClassVar[str] = "middle_truncation"
     shows: ClassVar[str] = "its beginning and its end, and the middle only if all of it fits"
 
-    def choose_in_thread(self, window: ExcerptWindow) -> tuple[list[Span], int]:
+    async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the document's beginning and end, or the whole document if it fits."""
-        ends = DocumentEnds(window.make_chunker)
+        ends = await asyncio.to_thread(DocumentEnds, window.make_chunker)
 
         def truncate(tokens: int) -> list[Span]:
             if tokens >= ends.tokens:
@@ -234,7 +230,7 @@ class MiddleTruncation(Excerpt):
             head = ends.cut(0, tokens - tail_tokens)
             return [head, ends.cut(ends.tokens - tail_tokens, ends.tokens, index=1)] if tail_tokens else [head]
 
-        return window.fit_to_window(truncate), ends.tokens
+        return await asyncio.to_thread(window.fit_to_window, truncate), ends.tokens
 
 
 @dataclass(frozen=True)
@@ -273,23 +269,20 @@ class Retrieval(Excerpt):
                 yield chunk.text
 
         ranking = await rank_texts(self.retriever, iter_texts(), window.question)
-        matches = set(ranking)
-        ranking += [index for index in range(len(spans)) if index not in matches]
+        ranking = list(dict.fromkeys((*ranking, *range(len(spans)))))
         best_spans = [spans[index] for index in ranking[: self.chunks or None]]
-        choose = partial(_choose_best, best_spans=best_spans, window=window)
-        return await asyncio.to_thread(window.fit_to_window, choose), sum(span.tokens for span in spans)
 
+        def choose_best(max_tokens: int) -> list[Span]:
+            """Return the best chunks with at most `max_tokens` in total, in the document's order."""
+            totals = accumulate(span.tokens for span in best_spans)
+            fitting_spans = [span for span, total in zip(best_spans, totals, strict=True) if total <= max_tokens]
+            if fitting_spans:
+                return sorted(fitting_spans, key=lambda span: span.start_byte)
+            text, best_span = context.take_first_tokens(window.read_text(best_spans[:1]), max_tokens), best_spans[0]
+            end_char, end_byte = best_span.start_char + len(text), best_span.start_byte + len(text.encode())
+            return [replace(best_span, end_char=end_char, end_byte=end_byte, tokens=max_tokens)]
 
-def _choose_best(max_tokens: int, best_spans: Sequence[Span], window: ExcerptWindow) -> list[Span]:
-    """Return the best chunks with at most `max_tokens` in total, in the document's order."""
-    totals = accumulate(span.tokens for span in best_spans)
-    fitting_spans = [span for span, total in zip(best_spans, totals, strict=True) if total <= max_tokens]
-    if fitting_spans:
-        return sorted(fitting_spans, key=lambda span: span.start_byte)
-    text = window.context.take_first_tokens(window.read_text(best_spans[:1]), max_tokens)
-    best_span = best_spans[0]
-    end_char, end_byte = best_span.start_char + len(text), best_span.start_byte + len(text.encode())
-    return [replace(best_span, end_char=end_char, end_byte=end_byte, tokens=max_tokens)]
+        return await asyncio.to_thread(window.fit_to_window, choose_best), sum(span.tokens for span in spans)
 
 
 def count_prompt_overhead(context: ReaderContext) -> int:

@@ -1,4 +1,7 @@
-"""The strategy of the paper: chunks are read in order, and the policy rewrites the whole memory at each chunk."""
+"""The strategy of the paper: chunks are read in order, and the policy rewrites the whole memory at each chunk.
+
+`SequentialStrategy` is the loop, for strategies that differ in what the memory is, or when it is rewritten.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any, ClassVar, NotRequired
 
 from langgraph.graph import END
 
+from memagent_graph.prompts import read_template
 from memagent_graph.reading.state import SequentialState
 from memagent_graph.reading.steps import (
     Change,
@@ -92,3 +96,19 @@ class Overwrite(SequentialStrategy):
 
     name: ClassVar[str] = "overwrite"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, ANSWER)
+
+
+IMPROVE = Role("refine", template=read_template("refine"), fallback="update")
+"""Writes a new draft from a draft and the next chunk. A policy with its own prompts updates the draft like a memory."""
+
+
+@dataclass(frozen=True)
+class Refine(SequentialStrategy):
+    """The loop of the paper, but the memory is a draft of the answer instead of notes.
+
+    The draft includes its reasons. The answer is taken from it at the end.
+    """
+
+    name: ClassVar[str] = "refine"
+    roles: ClassVar[tuple[Role, ...]] = (IMPROVE, ANSWER)
+    update_node: ClassVar[str] = "improve_draft"

@@ -123,30 +123,30 @@ class Recall(Strategy):
 
     async def _look_up(self, state: RecallState, step: StepContext) -> Change:
         """Rank earlier memories and passages of the chunks read so far, and keep the best ones that fit in a prompt."""
-        lookup_count = (state.get("lookups") or 0) + 1
+        result, lookup_count = RecallResult(spans=[], memories=[], call_ids=[]), (state.get("lookups") or 0) + 1
         if lookup_count > self.lookups:
-            return {"recalled": RecallResult(spans=[], memories=[], call_ids=[]), "query": None}
+            return {"recalled": result, "query": None}
         calls = [call for call in await step.load_previous_calls() if not call.branch]
         call_ids_by_memory = {call.text: call.id for call in calls if call.writes is Writes.MEMORY and call.text}
         call_ids_by_memory.pop(state.get("memory") or "", None)
         chunk_spans = {call.reads[0].index: call.reads[0] for call in calls if call.reads}
         candidates: list[str | Span] = []
         """Earlier memories, and the spans of passages."""
-        result, remaining_tokens = RecallResult(spans=[], memories=[], call_ids=[]), step.context.budget.memory_tokens
+        remaining_tokens = step.context.budget.memory_tokens
 
         def iter_texts() -> Iterator[str]:
             for memory in call_ids_by_memory:
                 candidates.append(memory)
                 yield memory
             for span in chunk_spans.values():
-                text = step.context.store.read(state["document"], span.start_byte, span.end_byte)
+                text = step.read_text(span)
                 for start, end in cut_passages(text, min(self.passage_chars, _CHARS_PER_TOKEN * remaining_tokens)):
                     candidates.append(_make_passage_span(span, text, start, end))
                     yield text[start:end]
 
         ranking = await rank_texts(self.retriever, iter_texts(), state.get("query") or "")
         for candidate in (candidates[index] for index in ranking[:_MAX_CANDIDATES]):
-            text = candidate if isinstance(candidate, str) else _read_span(candidate, step)
+            text = candidate if isinstance(candidate, str) else step.read_text(candidate)
             tokens = step.context.count_shown_tokens(text) + 2
             if tokens > remaining_tokens:
                 continue
@@ -175,7 +175,7 @@ def _route_after_look_up(state: RecallState) -> str:
 def _make_ask_arguments(state: RecallState, step: StepContext) -> dict[str, Any]:
     """Return the arguments of `StepContext.ask` for the memory and the result of a look-up."""
     result, memory, tip = state.get("recalled"), state.get("memory") or "", state.get("tips", {}).get("")
-    texts = [*result["memories"], *(_read_span(span, step) for span in _load_spans(result))] if result else []
+    texts = [*result["memories"], *map(step.read_text, _load_spans(result))] if result else []
     parents = [*([tip] if tip else ()), *(result["call_ids"] if result else ())]
     span, events = state.get("span"), list[ReadEvent]()
     if result is not None and not texts:
@@ -192,10 +192,6 @@ def _make_ask_arguments(state: RecallState, step: StepContext) -> dict[str, Any]
 
 def _load_spans(result: RecallResult | None) -> list[Span]:
     return [Span(**span) for span in result["spans"]] if result else []
-
-
-def _read_span(span: Span, step: StepContext) -> str:
-    return step.context.store.read(step.state["document"], span.start_byte, span.end_byte)
 
 
 def _make_passage_span(span: Span, text: str, start: int, end: int) -> Span:

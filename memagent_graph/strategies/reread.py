@@ -50,8 +50,8 @@ DECOMPOSE = Role(
     frozenset({"memory"}),
     read_template("decompose"),
     max_tokens="question_tokens",
-    parse=make_question_parser(()),
 )
+"""Its parser depends on the questions so far: `make_question_parser`."""
 INTEGRATE = Role(
     "integrate",
     fields=frozenset({"memory", "chunk", "subquestion"}),
@@ -94,16 +94,14 @@ class Reread(Strategy):
 
     def wire(self, graph: StrategyGraph) -> None:
         """Add the loop that reads the document, and the edge from a sub-question back to it."""
-        steps = {
-            "read_chunk": _choose_next_chunk,
-            "update_memory": _update_memory,
-            "integrate": _integrate,
-            "answer": answer,
-        }
-        for name, step in {**steps, "decompose": self._decompose}.items():
-            graph.add_node(name, step)
-        for start, end in {OPEN: "read_chunk", "update_memory": "read_chunk", "integrate": "decompose"}.items():
-            graph.add_edge(start, end)
+        graph.add_node("read_chunk", _choose_next_chunk)
+        graph.add_node("update_memory", _update_memory)
+        graph.add_node("integrate", _integrate)
+        graph.add_node("answer", answer)
+        graph.add_node("decompose", self._decompose)
+        graph.add_edge(OPEN, "read_chunk")
+        graph.add_edge("update_memory", "read_chunk")
+        graph.add_edge("integrate", "decompose")
         after_read = route_after_read_chunk("update_memory", _choose_node_after_reading)
         graph.add_conditional_edges("read_chunk", after_read, ["update_memory", "decompose", "integrate", END])
         graph.add_conditional_edges("decompose", _route_after_decompose, ["read_chunk", "answer"])
@@ -121,14 +119,15 @@ class Reread(Strategy):
         reply = await step.ask(role, memory=memory, slot=len(subquestions))
         if reply.value is None:
             return {"branch": ""}
-        empty_read = {"cursor": start_cursor(), "span": None, "memory": "", "finding": None}
-        branch = str(len(subquestions) + 1)
         return {
-            **empty_read,
+            "cursor": start_cursor(),
+            "span": None,
+            "memory": "",
+            "finding": None,
             "trunk_memory": memory,
             "subquestions": [*subquestions, reply.value],
             "question_call_id": reply.call_id,
-            "branch": branch,
+            "branch": str(len(subquestions) + 1),
         }
 
 
@@ -150,11 +149,9 @@ async def _update_memory(state: RereadState, step: StepContext) -> Change:
     memory, branch = state.get("memory") or "", state.get("branch")
     question, parents = None, None
     if branch:
+        question = (state.get("subquestions") or [""])[-1]
         tip = state.get("tips", {}).get(branch)
-        question, parents = (
-            (state.get("subquestions") or [""])[-1],
-            [*([tip] if tip else ()), state.get("question_call_id") or ""],
-        )
+        parents = [*([tip] if tip else ()), state.get("question_call_id") or ""]
     reply = await step.read(
         UPDATE, get_chosen_chunk(state), question=question, memory=memory, previous=memory, parents=parents
     )

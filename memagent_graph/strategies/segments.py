@@ -49,6 +49,7 @@ class Segments(BranchingStrategy):
     name: ClassVar[str] = "segments"
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, MERGE, ANSWER)
     state: ClassVar[type] = SegmentsState
+    continues_after: ClassVar[str] = "cut_segments"
 
     def __post_init__(self) -> None:
         self.require_at_least(1, "count")
@@ -63,11 +64,6 @@ class Segments(BranchingStrategy):
         graph.add_edge("cut_segments", "choose_segments")
         graph.add_conditional_edges("choose_segments", _route_to_segments, ["read_segment", "gather", END])
         graph.add_edge("read_segment", "choose_segments")
-
-    @property
-    def continues_after(self) -> str:
-        """The node after which a resumed run continues."""
-        return "cut_segments"
 
     async def _cut_segments(self, state: SegmentsState, step: StepContext) -> Change:
         """Cut the document into segments of equal length (in chunks, plus or minus one).
@@ -93,10 +89,10 @@ async def _choose_segments(state: SegmentsState, step: StepContext) -> Change:
 def _route_to_segments(state: SegmentsState) -> str | Sequence[Send]:
     if state.get("stop_reason"):
         return END
-    findings, cursors = state.get("findings", {}), _find_unread_cursors(state)
-    memories = {name: findings[name]["text"] if name in findings else "" for name in cursors}
+    memories = {name: finding["text"] for name, finding in state.get("findings", {}).items()}
+    cursors = _find_unread_cursors(state)
     return [
-        branch("read_segment", state, name, cursor=cursors[name], memory=memories[name])
+        branch("read_segment", state, name, cursor=cursors[name], memory=memories.get(name, ""))
         for name in state.get("next_segments", ())
     ] or "gather"
 

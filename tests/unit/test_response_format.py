@@ -76,8 +76,12 @@ def test_the_last_matching_value_of_a_reply_is_its_answer(reply) -> None:
 )  # fmt: skip
 def test_a_reply_that_does_not_match_gives_a_complaint_with_the_reason(reply, words) -> None:
     complaint = ResponseFormat.of(Filing).parse(reply)
-    assert isinstance(complaint, str)
-    assert words in complaint
+    assert isinstance(complaint, str) and words in complaint
+
+
+def test_a_complaint_says_that_there_are_more_problems() -> None:
+    complaint = ResponseFormat.of({"items": {"type": "string"}}).parse(str([*range(9)]))
+    assert str(complaint).endswith("7: 7 is not of type 'string'; and more")
 
 
 def test_nan_is_refused_and_numbers_and_whole_objects_are_found() -> None:
@@ -198,8 +202,7 @@ def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
     endless = {"$defs": {"n": {"anyOf": [{"$ref": "#/$defs/n"}]}}, "$ref": "#/$defs/n"}
     for schema in (bomb, endless):
         complaint = ResponseFormat.of(schema).parse("3")
-        assert isinstance(complaint, str)
-        assert "too many steps" in complaint
+        assert isinstance(complaint, str) and "too many steps" in complaint
     for_arrays = ResponseFormat.of({"$defs": bomb["$defs"], "if": {"type": "array"}, "then": {"$ref": "#/$defs/a0"}})
     assert isinstance(for_arrays.parse('{"a": 1} and 3'), StructuredAnswer)
     assert isinstance(for_arrays.parse('{"a": 1} and [3]'), str), "the limit is for the reply, not for each value in it"

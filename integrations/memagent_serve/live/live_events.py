@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from memagent_graph.documents import DocumentStore
+from memagent_graph.errors import RunNotFoundError
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import compare_words
 from memagent_graph.timeline.model import Timeline
@@ -159,7 +160,7 @@ class ReadWatcher:
         Raises:
             APIError: 404; there is no such read.
         """
-        entry = await self._reads.get_entry(self._owner, self._run_id)
+        entry = await asyncio.to_thread(self._reads.ledger.get, self._owner.name, self._run_id)
         read = self._reads.manager.find(self._owner, self._run_id)
         revision = self._reads.revisions[self._run_id]
         if revision != self._revision:
@@ -183,7 +184,7 @@ class ReadWatcher:
         self._memories_by_branch, self._memories_by_call = {}, {}
         try:
             updates = await self._reads.list_updates(self._owner, self._run_id)
-        except APIError:  # the read has not begun
+        except (APIError, RunNotFoundError):  # the read has not begun
             return {"updates": [], "earlier": 0}
         return await asyncio.to_thread(self._format_history, updates)
 
@@ -211,7 +212,7 @@ class ReadWatcher:
     async def _get_outcome(self) -> dict[str, Any]:
         try:
             view = await self._reads.get_view(self._owner, self._run_id)
-        except APIError:
+        except (APIError, RunNotFoundError):
             return {"answer": None, "thumb": None}
         thumbs = [reward.value for reward in view.rewards if reward.name == "thumbs"]
         return {
@@ -231,18 +232,13 @@ async def stream_changes(reads: LiveReads, owner: Owner, shown_run_id: str | Non
     known_states: dict[str, Any] = {}  # by run id: the state and progress that the page shows
     watcher = ReadWatcher(reads, owner, shown_run_id) if shown_run_id else None
     while True:
-        running_reads = {read.run_id: read for read in reads.manager.list_running(owner)}
+        states = {read.run_id: (read.state, len(read.updates)) for read in reads.manager.list_running(owner)}
         changed_reads = []
-        for run_id in {**dict.fromkeys(known_states), **running_reads}:
-            read = running_reads.get(run_id)
-            state = (read.state, len(read.updates)) if read else None
-            if run_id in known_states and known_states[run_id] == state:
-                continue
-            entry = await asyncio.to_thread(reads.ledger.get, owner.name, run_id)
-            if entry is not None:
-                changed_reads.append(format_read(entry, read or reads.manager.find(owner, run_id)))
-            known_states[run_id] = state
-        known_states = {run_id: state for run_id, state in known_states.items() if state is not None}
+        for run_id in {**known_states, **states}:
+            if states.get(run_id) != known_states.get(run_id):
+                entry = await asyncio.to_thread(reads.ledger.get, owner.name, run_id)
+                changed_reads.append(format_read(entry, reads.manager.find(owner, run_id)))
+        known_states = states
         if changed_reads:
             yield _make_event("reads", changed_reads)
         if watcher is not None:

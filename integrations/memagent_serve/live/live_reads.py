@@ -18,10 +18,10 @@ from memagent_graph.results import AnswerSoFar
 from memagent_graph.run_log import RunFilter, RunLog
 from memagent_graph.timeline.view import RunView, load_run_view
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
+from memagent_serve.api_errors import APIError, make_bad_request
 from memagent_serve.app import ServerResources
 from memagent_serve.keys import Owner
-from memagent_serve.ledger import Entry, ReadState
+from memagent_serve.ledger import ReadState
 from memagent_serve.reads import ReadRequest, ServedRead
 from memagent_serve.request_texts import Source, iter_stored_pieces, join_sources
 from memagent_serve.uploads import UploadedFile
@@ -81,24 +81,10 @@ class LiveReads:
 
     # Queries
 
-    async def get_entry(self, owner: Owner, run_id: str) -> Entry:
-        """Return a read of a key.
-
-        Raises:
-            APIError: 404; there is no read with that id, or it belongs to another key.
-        """
-        entry = await asyncio.to_thread(self.ledger.get, owner.name, run_id)
-        if entry is None:
-            raise make_not_found("there is no such read")
-        return entry
-
     async def get_view(self, owner: Owner, run_id: str) -> RunView:
-        """Return the current state of a read. Raises like `get_entry`, and also if the read has not begun."""
-        await self.get_entry(owner, run_id)
-        try:
-            return await asyncio.to_thread(load_run_view, self._log, run_id, self._reader.store)
-        except RunNotFoundError as error:
-            raise make_not_found("the read has not begun") from error
+        """Return the current state of a read. Raises like `Ledger.get`, and `RunNotFoundError` if it has not begun."""
+        await asyncio.to_thread(self.ledger.get, owner.name, run_id)
+        return await asyncio.to_thread(load_run_view, self._log, run_id, self._reader.store)
 
     async def list_updates(self, owner: Owner, run_id: str) -> list[MemoryUpdate]:
         """Return the valid memory updates of a read, in order. Raises like `get_view`.
@@ -134,7 +120,7 @@ class LiveReads:
 
     async def pause(self, owner: Owner, run_id: str, state: ReadState = ReadState.PAUSED) -> None:
         """Pause or stop a read. The chunk that was being read is read again when the read continues."""
-        entry = await self.get_entry(owner, run_id)
+        entry = await asyncio.to_thread(self.ledger.get, owner.name, run_id)
         read = self.manager.find(owner, run_id)
         if read is not None:
             await self.manager.cancel(read, state)
@@ -149,7 +135,7 @@ class LiveReads:
             APIError: 409, the read has ended; 429, too many reads are running.
         """
         async with self._change_lock:
-            entry = await self.get_entry(owner, run_id)
+            entry = await asyncio.to_thread(self.ledger.get, owner.name, run_id)
             if entry.state is ReadState.FINISHED:
                 raise APIError(409, "the read has ended; edit its memory to continue it", code="read_ended")
             await self.manager.resume(owner, entry)
@@ -171,7 +157,7 @@ class LiveReads:
             APIError: 409, the read is running, or the memory has changed; 400, the text is too long.
         """
         async with self._change_lock:
-            entry = await self.get_entry(owner, run_id)
+            entry = await asyncio.to_thread(self.ledger.get, owner.name, run_id)
             if self.manager.find(owner, run_id) is not None:
                 raise APIError(409, "the read is running; pause it first", code="read_running")
             updates = await self.list_updates(owner, run_id)
@@ -195,26 +181,21 @@ class LiveReads:
         """Answer a question from the current memory; the read itself is not affected.
 
         Raises:
-            APIError: 404, the read has not begun; 400, the question is empty or too long.
+            APIError: 404, there is no such read; 400, the question is empty or too long.
+            RunNotFoundError: the read has not begun.
         """
-        entry = await self.get_entry(owner, run_id)
+        entry = await asyncio.to_thread(self.ledger.get, owner.name, run_id)
         reader = await self.manager.get_reader(ReadRequest.from_entry(entry, owner))
         _require_answerable(question, await reader.aprepare(), "question")
-        try:
-            answer = await reader.aanswer_so_far(run_id, question)
-        except RunNotFoundError as error:
-            raise make_not_found("the read has not begun") from error
+        answer = await reader.aanswer_so_far(run_id, question)
         if answer.usage is not None:
             self._resources.metrics.count_tokens(answer.usage)
         return answer
 
     async def judge(self, owner: Owner, run_id: str, *, up: bool) -> None:
         """Record a thumb up or down for a read, with the key's name as the source."""
-        await self.get_entry(owner, run_id)
-        try:
-            await asyncio.to_thread(self._log.reward, run_id, float(up), name="thumbs", source=owner.name)
-        except RunNotFoundError as error:
-            raise make_not_found("the read has not begun") from error
+        await asyncio.to_thread(self.ledger.get, owner.name, run_id)
+        await asyncio.to_thread(self._log.reward, run_id, float(up), name="thumbs", source=owner.name)
 
 
 def _require_answerable(question: str, context: ReaderContext, param: str) -> None:

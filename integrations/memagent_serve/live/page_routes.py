@@ -23,6 +23,7 @@ from memagent_serve.api_errors import make_bad_request, make_not_found, make_too
 from memagent_serve.app import ServerResources, get_owner, store_upload
 from memagent_serve.bodies import read_body
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
+from memagent_serve.chat_requests import refuse_invalid_json
 from memagent_serve.completions import cancel_on_disconnect
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
@@ -129,8 +130,8 @@ class LivePage:
         return Response(text, media_type=f"{media_type}; charset=utf-8", headers=_FILE_HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
-        body, server = await _parse_body(self.resources, request, SignIn), request.scope.get("server")
-        return self.sessions.sign_in(body.token, server[1] if server else 0)
+        body = await _parse_body(self.resources, request, SignIn)
+        return self.sessions.sign_in(body.token, request.scope)
 
     async def _describe_session(self, request: Request) -> Response:
         await self.resources.reader.aprepare()  # some policies know their name only after this
@@ -255,10 +256,8 @@ async def _parse_body(resources: ServerResources, request: Request, body_type: t
         APIError: the body is too long, does not arrive, or is invalid.
     """
     seconds = resources.settings.idle_seconds
-    try:
+    with refuse_invalid_json():
         return msgspec.json.decode(await read_body(request, _MAX_BODY_BYTES, seconds, seconds), type=body_type)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise make_bad_request(f"the request cannot be parsed: {error}", code="invalid_json") from error
 
 
 def _make_json_response(value: Any) -> Response:

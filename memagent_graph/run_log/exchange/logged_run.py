@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from memagent_graph.documents import DocumentRef
@@ -129,10 +130,8 @@ def _merge_conversations(
 
 def _find_superseded_calls(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
     """Return the ids of the superseded calls. The conversations are in the order in which they were read."""
-    edit_times: dict[str | None, float] = {}
-    for event in events:
-        if event.kind == EventKind.MEMORY_EDITED:
-            edit_times[event.call_id] = max(event.time, edit_times.get(event.call_id, event.time))
+    edits = sorted((event for event in events if event.kind == EventKind.MEMORY_EDITED), key=attrgetter("time"))
+    edit_times = {edit.call_id: edit.time for edit in edits}
     superseded_calls: set[str] = set()
     calls_by_slot: dict[tuple[str, str, int], str] = {}
     for index, conversation in enumerate(conversations):  # parents come before the calls that depend on them

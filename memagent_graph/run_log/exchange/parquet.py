@@ -20,7 +20,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any, Final
@@ -123,7 +123,7 @@ def _make_rows(run: LoggedRun) -> Iterator[dict[str, Any]]:
     run_values = {
         **_export_record(run.record, _RUN_COLUMNS),
         "run_events": COLUMNS["run_events"].export(tuple(run.events)),
-        "run_rewards": list(map(_get_reward_values, rewards.get(None, []))),
+        "run_rewards": list(map(asdict, rewards.get(None, []))),
     }
     for conversation in run.conversations:
         yield {**run_values, **_pack_conversation(conversation, rewards.get(conversation.id, []))}
@@ -228,7 +228,7 @@ def _pack_conversation(conversation: Conversation, rewards: Sequence[Reward]) ->
     values = _export_record(conversation, _CONVERSATION_COLUMNS)
     escaped = [name for name in _LONG_TEXTS if _SURROGATES.search(values[name] or "")]
     values |= {name: json.dumps(values[name])[1:-1] for name in escaped}
-    return {**values, "rewards": list(map(_get_reward_values, rewards)), "escaped": escaped}
+    return {**values, "rewards": list(map(asdict, rewards)), "escaped": escaped}
 
 
 def _unpack_conversation(row: Mapping[str, Any]) -> Conversation:
@@ -246,10 +246,6 @@ def _export_record(record: Any, columns: Mapping[str, tuple[str, Column]]) -> di
 
 def _restore_values(row: Mapping[str, Any], columns: Mapping[str, tuple[str, Column]]) -> dict[str, Any]:
     return {name: column.restore(row[column_name]) for column_name, (name, column) in columns.items()}
-
-
-def _get_reward_values(reward: Reward) -> dict[str, Any]:
-    return {name: getattr(reward, name) for name in _REWARD_TYPES}
 
 
 def _make_schema(pa: Any) -> Any:

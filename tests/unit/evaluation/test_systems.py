@@ -16,7 +16,7 @@ from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import SamplingParams
 from memagent_graph.storage.checkpoints import open_checkpointer
-from memagent_graph.strategies.refine import IMPROVE, Refine
+from memagent_graph.strategies.overwrite import IMPROVE, Refine
 
 TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"

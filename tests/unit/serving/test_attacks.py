@@ -394,7 +394,7 @@ def test_json_with_too_many_values_is_refused_before_parsing(body: bytes) -> Non
 
 def test_invalid_utf8_is_refused_in_any_field() -> None:
     for body in (b'{"model": "\x80ake", "messages": []}', b'{"messages": [{"role": "user", "content": "\xff"}]}'):
-        with pytest.raises(APIError, match="not a JSON object") as error:
+        with pytest.raises(APIError, match="not valid JSON") as error:
             parse_fields(body)
         assert error.value.status == 400
 

@@ -176,7 +176,7 @@ async def test_concurrency_limit_of_reads_does_not_apply_to_short_requests(tmp_p
                 requests = [client.post(f"{server.api}/chat/completions", json=body) for _ in range(6)]
                 replies = await asyncio.gather(*requests)
     assert {reply.status_code for reply in replies} == {200}
-    assert upstream.peak_concurrency > policy.max_concurrency
+    assert upstream.peak_concurrency > 2
 
 
 def test_policy_server_error_is_relayed(server: Server) -> None:

@@ -260,7 +260,8 @@ def test_ledger_finds_only_reads_of_the_owner(tmp_path: Path) -> None:
     ledger.mark("r2", ReadState.PAUSED)
     ledger.mark_edited("r2")
     assert [read.run_id for read in ledger.find_by_request("alice", "same")] == ["r2", "r0"]
-    assert ledger.get("bob", "r0") is None
+    with pytest.raises(APIError, match="no such read"):
+        ledger.get("bob", "r0")
     newest_read, failed_read = ledger.search("alice", "", newest=5)[0]
     assert (failed_read.state, failed_read.error, failed_read.ended is None) == (ReadState.FAILED, "why", False)
     assert (newest_read.edited, newest_read.state.has_ended) == (True, True)

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from memagent_graph import load_tokenizer
 from memagent_serve.chat_requests import ChatRequest, PartPosition, parse_chat, parse_fields
-from memagent_serve.long_parts import (
-    ReadingPlan,
-    compose_question,
-    count_part_tokens,
-    count_prompt_tokens,
-    plan_reading,
-)
+from memagent_serve.long_parts import ReadingPlan, compose_question, plan_reading
 
 TOKENIZER = load_tokenizer("embedded")
 
@@ -31,9 +25,7 @@ def make_message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
 
 
 def make_plan(chat: ChatRequest, room: int, findings: int = 100) -> ReadingPlan:
-    sizes = count_part_tokens(chat, TOKENIZER)
-    total = count_prompt_tokens(chat, sizes, TOKENIZER)
-    return plan_reading(chat, sizes, prompt_tokens=total, max_tokens=room, findings_tokens=findings)
+    return plan_reading(chat, TOKENIZER, max_tokens=room, findings_tokens=findings)
 
 
 # What is read
@@ -87,12 +79,12 @@ def test_question_is_the_last_user_message_with_context() -> None:
         make_message("assistant", "I see."),
         make_message("user", "Which key?"),
     )
-    question = compose_question(chat, make_plan(chat, 1000), TOKENIZER, 1024, with_context=True)
+    question = compose_question(make_plan(chat, 1000), TOKENIZER, 1024, with_context=True)
     assert question == (
         "Instructions: Answer in French.\n\nEarlier in the conversation: Assistant: I see.\n\nQuestion: Which key?"
     )
-    assert compose_question(chat, make_plan(chat, 1000), TOKENIZER, 1024, with_context=False) == "Which key?"
-    assert compose_question(chat, make_plan(chat, 1000), TOKENIZER, 64, with_context=True) == "Which key?"
+    assert compose_question(make_plan(chat, 1000), TOKENIZER, 1024, with_context=False) == "Which key?"
+    assert compose_question(make_plan(chat, 1000), TOKENIZER, 64, with_context=True) == "Which key?"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +96,7 @@ def test_question_is_the_last_user_message_with_context() -> None:
 )
 def test_question_of_a_long_message_is_its_first_and_last_paragraph(text: str, expected: str) -> None:
     chat = make_request(make_message("user", text.format("word " * 5000)))
-    question = compose_question(chat, make_plan(chat, 1000), TOKENIZER, 600, with_context=True)
+    question = compose_question(make_plan(chat, 1000), TOKENIZER, 600, with_context=True)
     assert question.endswith(expected)
     assert TOKENIZER.count(question) <= 600
 
@@ -122,6 +114,6 @@ def test_question_is_within_its_budget_and_not_empty(
     messages: list[tuple[str, str, int]], max_tokens: int, with_context: bool
 ) -> None:
     chat = make_request(*(make_message(role, text * times) for role, text, times in messages))
-    question = compose_question(chat, make_plan(chat, 100, 25), TOKENIZER, max_tokens, with_context=with_context)
+    question = compose_question(make_plan(chat, 100, 25), TOKENIZER, max_tokens, with_context=with_context)
     assert question.strip() or all(not text.strip() for _, text, _ in messages)
     assert TOKENIZER.count(question) <= max_tokens
