@@ -16,7 +16,7 @@ from random_policy import write_random_policy
 
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_training.job.training_output import copy_policy_files
-from memagent_training.serving.policy_sync.probe import Probe, find_mismatch, score_with_folder
+from memagent_training.serving.policy_sync.probe import find_mismatch, make_prompts, probe_server, score_with_folder
 from memagent_training.serving.policy_sync.server_api import ServerAPI
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServer
@@ -86,7 +86,7 @@ async def test_a_small_training_step_is_distinguished_from_no_step(server, api, 
     folder = write_perturbed_policy(tmp_path / "1", 1e-5, seed=1)
     assert (await make_sync(server, SyncMethod.RELOAD, tolerance=tolerance).sync(folder, "1")).gap < TOLERANCE
     await load_embedded_policy(server)
-    old_scores = await Probe.make(5120, 1024).read(api, server.model_name)
+    old_scores = await probe_server(api, server.model_name, make_prompts(5120, 1024))
     expected = old_scores.split(score_with_folder(folder, old_scores.rows))
     assert find_mismatch(old_scores.logprobs, expected, tolerance=tolerance) is None
 
@@ -103,11 +103,11 @@ async def test_a_small_training_step_is_distinguished_from_no_step(server, api, 
 
 async def test_without_a_reset_of_the_prefix_cache_old_keys_and_values_are_used(server, api, tmp_path) -> None:
     await load_embedded_policy(server)
-    probe = Probe.make(5120, 1024)
+    prompts = make_prompts(5120, 1024)
     folder = write_perturbed_policy(tmp_path / "1", 0.05, seed=1)
-    await probe.read(api, server.model_name)
+    await probe_server(api, server.model_name, prompts)
     await api.reload_weights(str(folder))
-    stale_scores = await probe.read(api, server.model_name)
+    stale_scores = await probe_server(api, server.model_name, prompts)
     assert stale_scores.cached_tokens > 0
     fault = find_mismatch(
         stale_scores.logprobs, stale_scores.split(score_with_folder(folder, stale_scores.rows)), tolerance=TOLERANCE
@@ -115,7 +115,7 @@ async def test_without_a_reset_of_the_prefix_cache_old_keys_and_values_are_used(
     assert fault is not None
     assert "through its prefix cache, but not without it" in fault
     await api.reset_prefix_cache()
-    fresh_scores = await probe.read(api, server.model_name)
+    fresh_scores = await probe_server(api, server.model_name, prompts)
     assert fresh_scores.cached_tokens == 0
     expected = fresh_scores.split(score_with_folder(folder, fresh_scores.rows))
     assert find_mismatch(fresh_scores.logprobs, expected, tolerance=TOLERANCE) is None

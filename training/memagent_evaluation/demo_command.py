@@ -55,7 +55,7 @@ class Demo:
         from tempfile import TemporaryDirectory  # noqa: PLC0415
 
         from memagent_evaluation.demo_document import make_demo_document, make_number_document  # noqa: PLC0415
-        from memagent_graph.cli.console import Console  # noqa: PLC0415
+        from memagent_graph.cli.console import Console, escape  # noqa: PLC0415
         from memagent_graph.documents import Document  # noqa: PLC0415
         from memagent_graph.reader import MemAgent  # noqa: PLC0415
         from memagent_graph.settings import ReadSettings  # noqa: PLC0415
@@ -74,9 +74,10 @@ class Demo:
                     document = make_demo_document(self.tokens, self.seed, count_tokens)
                 reference = reader.store.add(Document.from_text(document.text, name="demo"))
                 if not self.as_json:
+                    beginning = "\n".join(make_one_line(line, 100) for line in document.text.split("\n")[:8])
                     console.out.print(
                         f"A document of {count_tokens(document.text):,} tokens, {_describe_reading(reader, context)}:"
-                        f"\n\n[dim]{_take_beginning(document.text)}[/]\n"
+                        f"\n\n[dim]{escape(beginning)}\n...[/]\n"
                     )
                 start_time = time.monotonic()
                 results = await console.follow_questions(
@@ -103,13 +104,6 @@ class Demo:
             ).resolve()
             console.print_policy(settings.policy_reason)
             asyncio.run(run_demo(settings, Path(folder)))
-
-
-def _take_beginning(text: str) -> str:
-    """Return the first lines of the document."""
-    from memagent_graph.cli.console import escape  # noqa: PLC0415
-
-    return "\n".join(escape(make_one_line(line, 100)) for line in text.split("\n")[:8]) + "\n..."
 
 
 def _show_update(

@@ -176,7 +176,9 @@ def _was_cut(update: MemoryUpdate) -> bool:
 
 def _iter_needle_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUpdate, bool]]:
     """Yield the chunks in which a fact begins, nearest to the needle first, each with whether it contains all of it."""
-    fact = _find_needle_sentence(needle)
+    # A needle may be a whole paragraph.
+    sentences = [sentence for sentence in split_memory(needle.text) if contains(sentence, needle.gold)]
+    fact = min(sentences, key=len, default=needle.text)
     update_by_chunk = {update.chunk_index: update for update in run.trace.final_path if update.chunk_index is not None}
     chunks = sorted(update_by_chunk.values(), key=lambda update: update.start_char)
     document_characters = max((chunk.end_char for chunk in chunks), default=0)
@@ -194,9 +196,3 @@ def _iter_needle_chunks(needle: Needle, run: RunView) -> Iterator[tuple[MemoryUp
             overlap = len(fact) - 1
             if fact in text[max(0, len(text) - overlap) :] + (run.chunk_text(next_chunk) or "")[:overlap]:
                 yield chunk, False
-
-
-def _find_needle_sentence(needle: Needle) -> str:
-    """Return the sentence of a needle with its gold string: a needle may be a whole paragraph."""
-    sentences = [sentence for sentence in split_memory(needle.text) if contains(sentence, needle.gold)]
-    return min(sentences, key=len, default=needle.text)

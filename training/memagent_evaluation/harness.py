@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
@@ -188,13 +188,23 @@ class _EvaluationRun:
             for row, _ in self._possible_outages:
                 await self._record(row)
             if self._sample_errors:
-                raise self._make_missing_samples_error()
+                first_error, *other_errors = self._sample_errors
+                description = f"{len(self._sample_errors)} samples" if other_errors else "a sample"
+                raise EvaluationError(
+                    f"finished, except for {description} that could not be made: {first_error.message}",
+                    hint=f"{first_error.hint or ''} `memagent eval-report` shows what there is.".lstrip(),
+                )
         return self._end
 
     async def _ask_until_time_limit(self) -> None:
         try:
             async with asyncio.timeout(self._evaluation.max_seconds) as time_limit:
-                await self._ask_all(self._iter_open_keys())
+                rows, retry_failed = self._journal.rows, self._evaluation.retry_failed
+                await self._ask_all(
+                    key
+                    for key in self._evaluation.plan.iter_keys()
+                    if key not in rows or (retry_failed and rows[key].outcome is QuestionOutcome.FAILED)
+                )
                 if self._possible_outages and self._end is EvaluationEnd.DONE:
                     await self._retry([row.key for row, _ in self._possible_outages])
         except TimeoutError:
@@ -215,14 +225,6 @@ class _EvaluationRun:
             _, error = self._possible_outages[-1]
             if len(keys) > 1 or not isinstance(error, PolicyOverloadedError):
                 raise error
-
-    def _make_missing_samples_error(self) -> EvaluationError:
-        first_error, *other_errors = self._sample_errors
-        description = "a sample" if not other_errors else f"{len(self._sample_errors)} samples"
-        return EvaluationError(
-            f"finished, except for {description} that could not be made: {first_error.message}",
-            hint=f"{first_error.hint or ''} `memagent eval-report` shows what there is.".lstrip(),
-        )
 
     async def _ask_all(self, keys: Iterable[QuestionKey]) -> None:
         question_queue: asyncio.Queue[OpenQuestion | None] = asyncio.Queue(self._evaluation.concurrency)
@@ -248,13 +250,6 @@ class _EvaluationRun:
                 await question_queue.put(OpenQuestion(key, sample, document))
         for _ in range(self._evaluation.concurrency):
             await question_queue.put(None)
-
-    def _iter_open_keys(self) -> Iterator[QuestionKey]:
-        """Yield the plan's questions that have no row yet, or have to be asked again."""
-        rows, retry_failed = self._journal.rows, self._evaluation.retry_failed
-        for key in self._evaluation.plan.iter_keys():
-            if key not in rows or (retry_failed and rows[key].outcome is QuestionOutcome.FAILED):
-                yield key
 
     async def _ask_from_queue(self, question_queue: asyncio.Queue[OpenQuestion | None]) -> None:
         while (question := await question_queue.get()) is not None:

@@ -123,7 +123,10 @@ def check_plan(
                 count_tokens,
             )
             for cell in sorted((cell for cell in plan.cells if cell.task == task.name), key=lambda cell: cell.length):
-                for index in _choose_checked_indices(cell, task.unit):
+                # The last sample, and others at equal distances.
+                check_count = min(cell.count, max(1, _CHECKED_LENGTH_UNITS[task.unit] // cell.length))
+                for step in range(check_count):
+                    index = cell.count - 1 - step * cell.count // check_count
                     check_question(make_sample(task, cell.length, index, seed).question, context)
                 if isinstance(task, FileTask | PassagesTask):
                     for index in range(cell.count):
@@ -131,12 +134,6 @@ def check_plan(
         except BudgetError as error:
             error.message = f"{task.name} does not fit in the policy's context window: {error.message}"
             raise
-
-
-def _choose_checked_indices(cell: PlanCell, unit: LengthUnit) -> list[int]:
-    """Return the indices of the samples to make as a check: the cell's last one, and others at equal distances."""
-    count = min(cell.count, max(1, _CHECKED_LENGTH_UNITS[unit] // cell.length))
-    return [cell.count - 1 - step * cell.count // count for step in range(count)]
 
 
 def collect_resume_settings(context: ReaderContext, tasks: TaskSettings) -> dict[str, Any]:

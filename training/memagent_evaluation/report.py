@@ -123,7 +123,9 @@ def render_report(
     parts += [f"![{path.stem.replace('_', ' ')}]({path.name})" for path in plots]
     parts += ["## Systems side by side", STANDINGS_LEGEND, format_standings(compare_systems(results))]
     if scored_rows := [row for row in rows if not row.scripted]:
-        parts += ["## Accuracy", _format_legend(scored_rows), *format_suites(scored_rows)]
+        graders = sorted({row.judge for row in rows if row.judge})
+        legend = f"{_LEGEND} Judge: the mean grade of {', '.join(graders)}." if graders else _LEGEND
+        parts += ["## Accuracy", legend, *format_suites(scored_rows)]
     for title, unit, group in _group_by_task(scored_rows):
         parts += [f"### {title}", _format_accuracy(group, unit)]
     if repeats_table := _format_repeats(scored_rows):
@@ -204,12 +206,6 @@ def estimate_pass_at_k(rows: Sequence[ResultRow], score: str) -> dict[int, Estim
         k: estimate([pass_at_k(correct, total, k) for correct, total in counts], clusters=clusters)
         for k in sorted({*powers, min_samples})
     }
-
-
-def _format_legend(rows: Sequence[ResultRow]) -> str:
-    graders = sorted({row.judge for row in rows if row.judge})
-    judge = f" Judge: the mean grade of {', '.join(graders)}." if graders else ""
-    return _LEGEND + judge
 
 
 def _format_introduction(results: Results) -> str:

@@ -22,11 +22,10 @@ from memagent_training.forward.layouts import IdRow, TokenRow
 from memagent_training.serving.policy_sync import server_api
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import (
-    PreviousLogProbs,
-    Probe,
     ProbeLogProbs,
     find_largest_gap,
     find_mismatch,
+    make_prompts,
     score_with_folder,
 )
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, SyncMethod
@@ -506,24 +505,24 @@ def test_small_updates_are_a_fault_if_the_server_missed_too_much(logprobs, step,
     old_logprobs = tuple(logprobs)
     new_logprobs = ProbeLogProbs(tuple(logprob + step for logprob in logprobs), (0.0,))
     answers = ProbeLogProbs(tuple(logprob + applied_share * step for logprob in logprobs), (0.0,))
-    fault = find_mismatch(answers, new_logprobs, tolerance=1e-3, before=PreviousLogProbs(old_logprobs, old_logprobs))
+    fault = find_mismatch(answers, new_logprobs, tolerance=1e-3, before=(old_logprobs, old_logprobs))
     if abs(applied_share - 0.6) > 0.01:
         assert (fault is not None) == (applied_share < 0.6)
 
 
 def test_updates_below_the_server_precision_are_not_a_fault() -> None:
     old_logprobs, new_logprobs = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
-    rounded_logprobs = PreviousLogProbs((-1.02, -1.97), old_logprobs)
+    rounded_logprobs = ((-1.02, -1.97), old_logprobs)
     answers = ProbeLogProbs((-1.02, -1.97), (0.0,))
     assert find_mismatch(answers, new_logprobs, tolerance=0.1, before=rounded_logprobs) is None
 
 
 @given(st.integers(64, 200_000), st.none() | st.integers(16, 2048))
 def test_probe_fits_vocabulary_and_window(vocabulary, window) -> None:
-    probe = Probe.make(vocabulary, window)
-    assert max(map(len, probe.prompts)) + 8 <= (window or 1024)
-    assert all(0 < token < vocabulary for prompt in probe.prompts for token in prompt)
-    assert probe == Probe.make(vocabulary, window)
+    prompts = make_prompts(vocabulary, window)
+    assert max(map(len, prompts)) + 8 <= (window or 1024)
+    assert all(0 < token < vocabulary for prompt in prompts for token in prompt)
+    assert prompts == make_prompts(vocabulary, window)
 
 
 # Log-probs of a folder

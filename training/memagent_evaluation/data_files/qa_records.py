@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from memagent_evaluation.data_files.file_task import DamagedRowError, FileExample, FileTask, require_text
-from memagent_evaluation.data_files.table_rows import TableRow, TableRows, open_rows
+from memagent_evaluation.data_files.table_rows import TableRow, open_rows
 from memagent_evaluation.samples import LengthUnit, Needle, TaskSettings
 from memagent_evaluation.scorers import contains
 from memagent_graph.errors import EvaluationError
@@ -73,22 +73,12 @@ def read_records(paths: Sequence[Path], name: str) -> list[QARecord]:
     distractors, as in RULER. Questions that SQuAD 2 marks as impossible have no answer and are left out.
 
     Raises:
-        EvaluationError: a file is missing, damaged, or of another data set; the message names the file and line.
+        EvaluationError: a file is missing, damaged, of another data set, or too large; the message names the file and
+            line.
         MissingExtraError: the format needs pyarrow (the extra "eval").
     """
     rows = open_rows(paths)
-    records = list(_convert_rows(rows, name))
-    if not records:
-        raise EvaluationError(f"{rows.get_location(0)}: no question that has an answer", hint=_HINTS[name])
-    return records
-
-
-def _convert_rows(rows: TableRows, name: str) -> Iterator[QARecord]:
-    """Yield the records of each row.
-
-    Raises:
-        EvaluationError: a row is damaged, or the rows up to it are too large; the message names the file and line.
-    """
+    records: list[QARecord] = []
     characters_left = _MAX_CHARACTERS
     for index in range(len(rows)):
         row = rows[index]
@@ -96,13 +86,20 @@ def _convert_rows(rows: TableRows, name: str) -> Iterator[QARecord]:
         try:
             if characters_left < 0:
                 raise DamagedRowError(f"the rows up to here have more than {_MAX_CHARACTERS:,} characters")
-            yield from _CONVERTERS[name](row)
+            records += _CONVERTERS[name](row)
         except DamagedRowError as error:
             raise EvaluationError(f"{rows.get_location(index)}: {error}", hint=_HINTS[name]) from error
+    if not records:
+        raise EvaluationError(f"{rows.get_location(0)}: no question that has an answer", hint=_HINTS[name])
+    return records
 
 
 def _read_hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
-    paragraphs = [Paragraph(title, "".join(sentences).strip()) for title, sentences in _read_paragraphs(row)]
+    paragraphs = []
+    for title, sentences in _read_pairs(row, "context", "sentences"):
+        if not (isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences)):
+            raise DamagedRowError(f'"context" has no list of sentences for {title!r}')
+        paragraphs.append(Paragraph(title, "".join(sentences).strip()))
     supporting_titles = {title for title, _ in _read_pairs(row, "supporting_facts", "sent_id")}
     if missing := supporting_titles - {paragraph.title for paragraph in paragraphs}:
         raise DamagedRowError(f"the supporting paragraph {min(missing)!r} is not in the context")
@@ -115,13 +112,6 @@ def _read_hotpotqa_record(row: TableRow) -> Iterator[QARecord]:
         gold=tuple(paragraph for paragraph in paragraphs if paragraph.title in supporting_titles),
         distractors=tuple(paragraph for paragraph in paragraphs if paragraph.title not in supporting_titles),
     )
-
-
-def _read_paragraphs(row: TableRow) -> Iterator[tuple[str, list[str]]]:
-    for title, sentences in _read_pairs(row, "context", "sentences"):
-        if not (isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences)):
-            raise DamagedRowError(f'"context" has no list of sentences for {title!r}')
-        yield title, sentences
 
 
 def _read_pairs(row: TableRow, name: str, value_field: str) -> list[tuple[str, Any]]:

@@ -104,7 +104,10 @@ class JSONRows:
             character = content[token.start()]
             depth += (character in b"[{") - (character in b"]}")
             if depth == 0 or (depth == 1 and character == ord(",")):
-                self._add_entry(content, entry_start, token.start(), is_last=depth == 0)
+                row_start, end = _skip_space(content, entry_start), token.start()
+                if row_start < end or depth > 0 or self._starts:
+                    self._starts.append(row_start)
+                    self._ends.append(max(row_start, end))
                 entry_start = token.end()
             if depth == 0:
                 return
@@ -112,12 +115,6 @@ class JSONRows:
             f"{self.path} is cut off after {format_count(len(self._starts), 'entry', 'entries')}",
             hint="Copy or download the file again.",
         )
-
-    def _add_entry(self, content: mmap.mmap, start: int, end: int, *, is_last: bool) -> None:
-        start = _skip_space(content, start)
-        if start < end or not is_last or self._starts:
-            self._starts.append(start)
-            self._ends.append(max(start, end))
 
     def _index_lines(self, content: mmap.mmap, line_start: int) -> None:
         while line_start < len(content):

@@ -197,7 +197,10 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
     Raises:
         TrainingError: a reward is not a finite number, or step rewards are needed and a run has none.
     """
-    _require_rewards(groups, settings)
+    rollouts = [rollout for group in groups for rollout in group.rollouts_G]
+    for rollout in rollouts:
+        for term in (*OUTCOME_TERMS, *settings.terms):  # the outcome is reported even if no term uses it
+            term.require_reward(rollout)
     drop_reasons: dict[str, DropReason] = {}
     rows_and_tokens: list[tuple[TrainingRow, int]] = []
     for group_index, group in enumerate(groups):
@@ -215,7 +218,6 @@ def prepare_batch(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -
                     rows_and_tokens.append(
                         (TrainingRow(conversation, advantage, 0.0, rollout.run_id, *indices), tokens)
                     )
-    rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     penalty = settings.overlong_penalty
     return AdvantageBatch(
         rows=_set_weights(rows_and_tokens, settings.loss_weights),
@@ -272,9 +274,3 @@ def _count_learned_tokens(conversation: TrainingConversation, settings: Advantag
 def _are_equal(rewards: Sequence[float]) -> bool:
     """Return whether rewards are the same except for rounding, such as 0.1 + 0.2 and 0.3."""
     return len(rewards) < 2 or math.isclose(min(rewards), max(rewards), rel_tol=1e-9, abs_tol=1e-12)
-
-
-def _require_rewards(groups: Sequence[RolloutGroup], settings: AdvantageSettings) -> None:
-    for rollout in (rollout for group in groups for rollout in group.rollouts_G):
-        for term in (*OUTCOME_TERMS, *settings.terms):  # the outcome is reported even if no term uses it
-            term.require_reward(rollout)

@@ -97,12 +97,8 @@ class Schedule:
         """Return the step with this index, counted from 0 over all passes."""
         if self._last_step is None or self._last_step[0] != step_index:
             pass_index, index_in_pass = divmod(step_index, self.steps_per_pass)
-            self._last_step = (step_index, self._plan_groups(self.split_pass(pass_index)[index_in_pass]))
+            self._last_step = (step_index, self.plan_groups(self.split_pass(pass_index)[index_in_pass]))
         return self._last_step[1]
-
-    def make_step_of_all_groups(self) -> ScheduledStep:
-        """Return all kept groups as one step, to compute values once for every row."""
-        return self._plan_groups(self.kept_groups)
 
     def split_pass(self, pass_index: int) -> list[tuple[RolloutGroup, ...]]:
         """Return the groups of each step of a pass; passes are counted from 0."""
@@ -113,7 +109,8 @@ class Schedule:
             steps=self.steps,
         )
 
-    def _plan_groups(self, groups: Sequence[RolloutGroup]) -> ScheduledStep:
+    def plan_groups(self, groups: Sequence[RolloutGroup]) -> ScheduledStep:
+        """Return a step over these groups."""
         batch = prepare_batch(groups, self.settings)
         rows = batch.rows
         if not self.all_rows:

@@ -38,6 +38,7 @@ class TokenMetrics:
         ratio_BT = loss.compute_ratio(logprobs_BT, old_BT, learned_BT)
         is_positive_BT, is_negative_BT = advantages_BT > 0, advantages_BT < 0
         token_values = {
+            "tokens": learned_BT,
             "entropy": entropies_BT,
             "ratio/mean": ratio_BT,
             "clip_ratio/low_mean": (ratio_BT < 1 - loss.clip_low) & is_negative_BT,
@@ -50,9 +51,9 @@ class TokenMetrics:
         if loss.importance_cap is not None and logged_BT is not None:
             token_values["importance/mean"] = loss.compute_importance(old_BT, logged_BT)
             token_values["importance/capped"] = token_values["importance/mean"] >= loss.importance_cap
-        self._add_sum("tokens", learned_BT, learned_BT)
         for name, value_BT in token_values.items():
-            self._add_sum(name, value_BT, learned_BT)
+            total = torch.where(learned_BT, value_BT.double(), 0.0).sum()
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._largest_ratios.append(torch.where(learned_BT, ratio_BT, 0.0).max())
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
@@ -66,10 +67,6 @@ class TokenMetrics:
             **{name: total / tokens for name, total in totals.items()},
             "ratio/max": float(largest.max()),
         }
-
-    def _add_sum(self, name: str, value_BT: Tensor, learned_BT: Tensor) -> None:
-        total = torch.where(learned_BT, value_BT.double(), 0.0).sum()
-        self._sums[name] = self._sums[name] + total if name in self._sums else total
 
 
 def compute_row_metrics(

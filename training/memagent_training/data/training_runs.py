@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
-from typing import IO
 
 from memagent_evaluation.samples import Metric
 from memagent_graph.calls import Writes
@@ -155,9 +154,15 @@ def read_runs(source: RunLog | Path | str, run_filter: RunFilter | None = None) 
         with closing(RunLog(path)) as log:
             yield from _read_log(log, run_filter)
         return
+    if run_filter is not None:
+        raise ReplayError(
+            f"{path} is an export, and runs of an export cannot be chosen",
+            hint="Choose them when exporting, or pass the log.",
+        )
     try:
         with open_regular_file(path) as file:
-            yield from _read_export(path, file, run_filter)
+            for run in parquet.read(path, file):
+                yield _make_training_run(path, run.record, run.conversations, run.events, run.rewards)
     except OSError as error:
         raise ReplayError(
             f"{path} cannot be read: {error.strerror or error}", hint="Give a run log, or an export of one."
@@ -179,16 +184,6 @@ def read_run(log: RunLog, run_id: str) -> TrainingRun:
 def _read_log(log: RunLog, run_filter: RunFilter | None) -> Iterator[TrainingRun]:
     for record in list(log.runs(run_filter))[::-1]:
         yield read_run(log, record.run_id)
-
-
-def _read_export(path: Path, file: IO[bytes], run_filter: RunFilter | None) -> Iterator[TrainingRun]:
-    if run_filter is not None:
-        raise ReplayError(
-            f"{path} is an export, and runs of an export cannot be chosen",
-            hint="Choose them when exporting, or pass the log.",
-        )
-    for run in parquet.read(path, file):
-        yield _make_training_run(path, run.record, run.conversations, run.events, run.rewards)
 
 
 def _make_training_run(

@@ -204,16 +204,6 @@ class MultiConvDAPOConfig(GRPOConfig):
                 hint="Train without importance_cap and with old_logprobs: recomputed, or on runs sampled at 1. If the "
                 "server reported those after temperature, set logged_after_temperature: true.",
             )
-        self._validate_skipping()
-        clip_bound = 1 + self.token_loss.clip_high
-        if self.delta is not None and self.delta <= clip_bound:
-            raise TrainingError(
-                f"delta must be above the upper clipping bound of {clip_bound}, got {self.delta}",
-                hint="Set it to 3, the usual dual clip, or to none.",
-            )
-        self.advantage_settings  # noqa: B018  it raises if they are invalid
-
-    def _validate_skipping(self) -> None:
         if not 0 <= self.skip_certain < 1:
             raise TrainingError(
                 f"skip_certain must be at least 0 and below 1, got {self.skip_certain}",
@@ -227,6 +217,13 @@ class MultiConvDAPOConfig(GRPOConfig):
                 hint="Sample at temperature 1 (or with log-probs after temperature) without KL and entropy bonus, or "
                 "set skip_certain=0.",
             )
+        clip_bound = 1 + self.token_loss.clip_high
+        if self.delta is not None and self.delta <= clip_bound:
+            raise TrainingError(
+                f"delta must be above the upper clipping bound of {clip_bound}, got {self.delta}",
+                hint="Set it to 3, the usual dual clip, or to none.",
+            )
+        self.advantage_settings  # noqa: B018  it raises if they are invalid
 
     def require_steps_after_warm_up(self, steps: int) -> None:
         """Refuse a training run that ends during its warm-up, whose first learning rate is 0.

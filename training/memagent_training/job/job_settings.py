@@ -208,18 +208,13 @@ def make_config(preset: str | Path, settings: Mapping[str, Any], out: Path) -> M
             hint="Change them with --set NAME=VALUE, or in the preset's file.",
         ) from error
     for tracker in config.report_to or ():
-        _require_tracker(tracker)
+        packages = _TRACKER_PACKAGES.get(tracker, (tracker,))
+        if tracker != "all" and not any(map(importlib.util.find_spec, packages)):
+            raise TrainingError(
+                f"report_to is {tracker!r}, and {' or '.join(packages)} is not installed",
+                hint=f"Install it (pip install {packages[0]}), or leave it out (--set report_to=none).",
+            )
     return config
-
-
-def _require_tracker(name: str) -> None:
-    """Refuse a tracker that is not installed, before a model is loaded."""
-    packages = _TRACKER_PACKAGES.get(name, (name,))
-    if name != "all" and not any(map(importlib.util.find_spec, packages)):
-        raise TrainingError(
-            f"report_to is {name!r}, and {' or '.join(packages)} is not installed",
-            hint=f"Install it (pip install {packages[0]}), or leave it out (--set report_to=none).",
-        )
 
 
 def select_decisive_settings(config: MultiConvDAPOConfig) -> dict[str, Any]:

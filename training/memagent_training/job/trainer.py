@@ -66,6 +66,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     args: MultiConvDAPOConfig
     _tag_names = ["trl", "multi-conv-dapo"]  # noqa: RUF012  TRL's type
     _name = "Multi-Conv DAPO"
+    _prints_gap = True
+    """Whether the difference between logged and recomputed log-probs is printed before the first step."""
 
     def __init__(
         self,
@@ -359,7 +361,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             )
         self.args.require_steps_after_warm_up(self.state.max_steps)
         is_recomputed = self.args.old_logprobs == OldLogProbs.RECOMPUTED
-        step = self.schedule.make_step_of_all_groups() if is_recomputed else self.schedule.get_step(0)
+        step = self.schedule.plan_groups(self.schedule.kept_groups) if is_recomputed else self.schedule.get_step(0)
         logprobs = self._compute_logprobs(model, step, self.args.temperature, heaviest_only=not is_recomputed)
         if is_recomputed:
             self._recomputed_logprobs = logprobs
@@ -389,8 +391,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         gap = self.logprob_gap
         if gap is None:
             return
-        if self.accelerator.is_main_process:
-            self._print_gap(gap)
+        if self.accelerator.is_main_process and self._prints_gap:
+            print(gap, flush=True)
         if gap.mean > _WARNING_GAP and self.accelerator.is_main_process:
             is_corrected = self.args.importance_cap is not None or self.args.old_logprobs == OldLogProbs.LOGGED
             remedy = "the loss corrects it" if is_corrected else "correct it with --set importance_cap=2"
@@ -405,9 +407,6 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 hint="Give the model that wrote them, or raise max_logprob_gap if it has changed that much since.",
                 run_id=gap.worst_run,
             )
-
-    def _print_gap(self, gap: LogProbGap) -> None:
-        print(gap, flush=True)
 
     # Metrics
 

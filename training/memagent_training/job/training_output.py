@@ -133,17 +133,14 @@ def copy_policy_files(out: Path, base: Path) -> None:
             shutil.copyfile(base / name, out / name)
     if (base / "templates").is_dir():
         shutil.copytree(base / "templates", out / "templates", dirs_exist_ok=True)
-    if (out / "config.json").is_file():
-        _restore_use_cache(out / "config.json", base / "config.json")
-
-
-def _restore_use_cache(config: Path, base_config: Path) -> None:
-    """Set `use_cache` as in the base model: the Transformers trainer turns it off in saved models."""
-    settings, base_settings = map(read_json_file, (config, base_config))
-    use_cache = base_settings.get("use_cache", True)
-    if settings.get("use_cache", True) != use_cache:
-        settings["use_cache"] = use_cache
-        config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    config = out / "config.json"
+    if config.is_file():
+        # The Transformers trainer turns off `use_cache` in saved models.
+        settings, base_settings = map(read_json_file, (config, base / "config.json"))
+        use_cache = base_settings.get("use_cache", True)
+        if settings.get("use_cache", True) != use_cache:
+            settings["use_cache"] = use_cache
+            config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def parse_checkpoint_step(checkpoint: Path) -> int | None:

@@ -48,7 +48,12 @@ class GoldAnswers:
                         key, gold = _parse_entry(line, f"{path}, line {line_number}")
                         first_line_number, first_gold = entries.setdefault(key, (line_number, gold))
                         if first_gold != gold:
-                            raise _make_ambiguity_error(f"{path}, line {line_number}", first_line_number)
+                            raise RewardError(
+                                f"{path}, line {line_number}: the question of line {first_line_number} again, with "
+                                "other answers",
+                                hint='Name the document of each ("document": its name or key), or join wordings of one '
+                                "answer in one line.",
+                            )
         except (OSError, UnicodeDecodeError) as error:
             raise RewardError(f"{path} cannot be read: {error}", hint="Give a UTF-8 file of JSON lines.") from error
         return cls({key: gold for key, (_, gold) in entries.items()})
@@ -66,12 +71,15 @@ class _GoldLine(msgspec.Struct):
 def _parse_entry(line: str, location: str) -> tuple[str | tuple[str, str], Gold]:
     try:
         entry = msgspec.json.decode(line, type=_GoldLine)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _make_incomplete_entry_error(location) from error
-    answers_value = entry.answer if entry.answers is None else entry.answers
-    key = entry.question if entry.run_id is None else entry.run_id
-    if key is None or answers_value is None:
-        raise _make_incomplete_entry_error(location)
+        answers_value = entry.answer if entry.answers is None else entry.answers
+        key = entry.question if entry.run_id is None else entry.run_id
+        if key is None or answers_value is None:
+            raise ValueError("the question or its answers are missing")
+    except (ValueError, RecursionError) as error:
+        raise RewardError(
+            f"{location}: no question with its answers",
+            hint='Write {"question": "...", "answers": ["...", ...]} in each line, with "document" if it is about one.',
+        ) from error
     if entry.evidence is not None and not (entry.evidence and all(text.strip() for text in entry.evidence)):
         raise RewardError(
             f"{location}: evidence without text",
@@ -80,17 +88,3 @@ def _parse_entry(line: str, location: str) -> tuple[str | tuple[str, str], Gold]
     document_key = None if entry.document is None or entry.run_id is not None else (entry.document, key)
     answers = (answers_value,) if isinstance(answers_value, str) else tuple(answers_value)
     return document_key or key, Gold(answers, evidence=None if entry.evidence is None else tuple(entry.evidence))
-
-
-def _make_incomplete_entry_error(location: str) -> RewardError:
-    return RewardError(
-        f"{location}: no question with its answers",
-        hint='Write {"question": "...", "answers": ["...", ...]} in each line, with "document" if it is about one.',
-    )
-
-
-def _make_ambiguity_error(location: str, first_line_number: int) -> RewardError:
-    return RewardError(
-        f"{location}: the question of line {first_line_number} again, with other answers",
-        hint='Name the document of each ("document": its name or key), or join wordings of one answer in one line.',
-    )

@@ -147,13 +147,19 @@ class Collector:
 
     def _load(self, collection_number: int, stage: int, groups_by_run_id: Mapping[str, str]) -> list[RolloutGroup]:
         """Return a collection's groups from the run log."""
+        find_gold = None
+        if self._term_rewards:
+            questions = islice(self._draw_questions(collection_number, stage), self._prepared.job.collect.max_questions)
+            gold_by_group = {
+                f"{_make_collection_name(collection_number)}-{index}": make_gold(sample)
+                for index, sample in enumerate(questions)
+            }
+            find_gold = GoldAnswers({run: gold_by_group[group] for run, group in groups_by_run_id.items()}).find
         replay = load_groups(
             self._backend.run_log,
             reward=LoggedReward(None, REWARD_SOURCE),
             term_rewards=self._term_rewards,
-            find_gold=self._make_gold_answers(collection_number, stage, groups_by_run_id).find
-            if self._term_rewards
-            else None,
+            find_gold=find_gold,
             run_filter=RunFilter(run_ids=tuple(groups_by_run_id)),
             groups=groups_by_run_id,
             max_tokens=self._prepared.base.context_window,
@@ -161,17 +167,6 @@ class Collector:
         if replay.report.refused:
             log.warning("not all rollouts can be trained on: %s", "; ".join(replay.report.format_lines()))
         return replay.require_groups()
-
-    def _make_gold_answers(
-        self, collection_number: int, stage: int, groups_by_run_id: Mapping[str, str]
-    ) -> GoldAnswers:
-        """Return the gold answers of a collection's runs, with their evidence."""
-        questions = islice(self._draw_questions(collection_number, stage), self._prepared.job.collect.max_questions)
-        gold_by_group = {
-            f"{_make_collection_name(collection_number)}-{index}": make_gold(sample)
-            for index, sample in enumerate(questions)
-        }
-        return GoldAnswers({run: gold_by_group[group] for run, group in groups_by_run_id.items()})
 
 
 def refuse_collapse(records: Sequence[CollectionRecord], window: int = 8) -> None:

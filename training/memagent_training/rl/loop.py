@@ -22,6 +22,7 @@ from memagent_evaluation.scorers import score
 from memagent_graph import MemAgent, MemAgentError
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
+from memagent_graph.events import UpdateRule
 from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import format_count
 from memagent_graph.prompts import AnswerFormat
@@ -253,7 +254,9 @@ class _IterationSource:
         measurements = []
         temperatures = self._job.measure_temperatures
         conditions = [(temperature, False) for temperature in temperatures]
-        if self._prepared.has_guard:  # first, because the first measurement decides which policy is best
+        profile = self._prepared.profile
+        if profile is not None and profile.on_invented is not UpdateRule.ACCEPT:
+            # Unlike in training. First, because the first measurement decides which policy is best.
             conditions.insert(0, (temperatures[0], True))
         for temperature, as_deployed in conditions:
             reader = self.backend.make_reader(temperature, as_deployed=as_deployed)
@@ -289,10 +292,8 @@ class _IterationSource:
     # Time
 
     def _run_phase(self, iteration: int, phase: Phase, work: Coroutine[Any, Any, T]) -> T:
-        if (iteration, phase) != (
-            self._status.phase_clock.iteration,
-            self._status.phase_clock.phase,
-        ):  # unless the export has begun it
+        clock = self._status.phase_clock
+        if (iteration, phase) != (clock.iteration, clock.phase):  # unless the export has begun it
             self._status.on_phase(iteration, phase)
         return run_sync(work)
 

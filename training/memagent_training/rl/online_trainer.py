@@ -19,7 +19,6 @@ from transformers import TrainerCallback
 from memagent_graph.errors import MemAgentError
 from memagent_training.algorithm.schedule import ScheduledStep
 from memagent_training.data.rollouts import RolloutGroup, require_known_token_ids
-from memagent_training.forward.recomputed_logprobs import LogProbGap
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 from memagent_training.job.training_output import parse_checkpoint_step
@@ -62,6 +61,8 @@ class OnlineTrainer(MultiConvDAPOTrainer):
             source reads them.
         callbacks, peft_config: as for `GRPOTrainer`.
     """
+
+    _prints_gap = False  # the gap of each iteration is in the metrics
 
     def __init__(
         self,
@@ -129,9 +130,6 @@ class OnlineTrainer(MultiConvDAPOTrainer):
             raise message[0]
         groups: IterationGroups = message[0]
         return groups
-
-    def _print_gap(self, gap: LogProbGap) -> None:
-        """Print nothing: the gap of each iteration is in the metrics."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load only what the Trainer saved, because each iteration recomputes its log-probs.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -19,7 +18,6 @@ from memagent_evaluation.samples import Task
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_graph.budget import Budget
 from memagent_graph.errors import EvaluationError
-from memagent_graph.events import UpdateRule
 from memagent_graph.policies.profile import Profile, load_profile, require_profile
 from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.prompts import load_prompts
@@ -159,11 +157,6 @@ class PreparedLoop:
     def profile(self) -> Profile | None:
         """The profile with which the policy reads; None for the reader's defaults."""
         return self.base.profile or load_profile(self.base.folder)
-
-    @property
-    def has_guard(self) -> bool:
-        """Whether the profile refuses invented memories at inference. In training they are always accepted."""
-        return self.profile is not None and self.profile.on_invented is not UpdateRule.ACCEPT
 
     @property
     def measured_lengths(self) -> tuple[int, ...]:
@@ -368,7 +361,11 @@ def _require_separate_gpus(gpus: str) -> None:
 
 def _require_loop_folder(prepared: PreparedLoop) -> None:
     job = prepared.job
-    if not _has_loop(job.out):
+    has_loop = (job.out / JOURNAL).exists()
+    if not has_loop and (job.out / RUN_LOG).exists():
+        with closing(RunLog(job.out / RUN_LOG)) as log:
+            has_loop = log.counts()[0] > 0  # a new loop would take these runs for its own
+    if not has_loop:
         training_output.require_unused_folder(job.out)
     elif job.resume:
         training_output.require_same_inputs(job.out, prepared.record)
@@ -376,14 +373,6 @@ def _require_loop_folder(prepared: PreparedLoop) -> None:
         raise TrainingError(
             f"{job.out} already has a loop", hint="Continue it (--resume), or choose another folder (--out)."
         )
-
-
-def _has_loop(out: Path) -> bool:
-    """Return whether a loop has collected anything in the folder: a new loop would take its runs for its own."""
-    if (out / JOURNAL).exists() or not (out / RUN_LOG).exists():
-        return (out / JOURNAL).exists()
-    with closing(RunLog(out / RUN_LOG)) as log:
-        return log.counts()[0] > 0
 
 
 def _make_config(job: RLJob) -> MultiConvDAPOConfig:

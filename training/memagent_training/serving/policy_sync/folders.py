@@ -12,10 +12,9 @@ import msgspec
 from memagent_graph.policies.model_info import hash_weights
 from memagent_training.job.base_model import read_text_config
 from memagent_training.job.training_output import ADAPTER_FOLDER
-from memagent_training.training_errors import SyncError, TrainingError
+from memagent_training.training_errors import TrainingError
 
 _ADAPTER_CONFIG: Final = "adapter_config.json"
-_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +67,3 @@ class PolicyFolder:
 def has_tied_embeddings(folder: Path) -> bool:
     """Return whether the output head is the input embedding."""
     return bool(getattr(read_text_config(folder), "tie_word_embeddings", False))
-
-
-def require_tokenizer_files(folder: Path) -> None:
-    """Refuse a folder that a server cannot start with.
-
-    Raises:
-        SyncError: there is no tokenizer next to the weights.
-    """
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise SyncError(
-            f"{folder} has no tokenizer",
-            hint="Copy the base model's tokenizer files, for example with training_output.copy_policy_files.",
-        )

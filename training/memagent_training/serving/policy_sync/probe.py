@@ -66,80 +66,70 @@ class ProbeReply:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PreviousLogProbs:
-    """The log-probs of server and trainer with the previous weights."""
-
-    server: tuple[float, ...]
-    trainer: tuple[float, ...]
+PreviousLogProbs: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
+"""The log-probs of the prompts by server and by trainer, with the previous weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Prompts as token ids, of at least two tokens each."""
+def make_prompts(vocabulary: int, window: int | None) -> list[tuple[int, ...]]:
+    """Return random prompts as token ids, of at least two tokens each, the same for equal vocabularies and windows.
 
-    prompts: tuple[tuple[int, ...], ...]
+    No ids are from the lowest eighth and the upper half, where control tokens and image tokens usually are.
+    """
+    longest = _LENGTHS[-1] if window is None else max(2, min(_LENGTHS[-1], window - _COMPLETION_TOKENS))
+    generator = random.Random(_SEED)
+    low, high = vocabulary // 8, max(vocabulary // 2, vocabulary // 8 + 1)
+    lengths = sorted({min(length, longest) for length in _LENGTHS})
+    return [tuple(generator.randrange(low, high) for _ in range(length)) for length in lengths]
 
-    @classmethod
-    def make(cls, vocabulary: int, window: int | None) -> Probe:
-        """Return random prompts, the same for all models of this vocabulary and window.
 
-        No ids are from the lowest eighth and the upper half, where control tokens and image tokens usually are.
-        """
-        longest = _LENGTHS[-1] if window is None else max(2, min(_LENGTHS[-1], window - _COMPLETION_TOKENS))
-        generator = random.Random(_SEED)
-        low, high = vocabulary // 8, max(vocabulary // 2, vocabulary // 8 + 1)
-        lengths = sorted({min(length, longest) for length in _LENGTHS})
-        return cls(tuple(tuple(generator.randrange(low, high) for _ in range(length)) for length in lengths))
+async def probe_server(api: ServerAPI, model: str, prompts: Sequence[tuple[int, ...]]) -> ProbeReply:
+    """Return a server's reply to the probe.
 
-    async def read(self, api: ServerAPI, model: str) -> ProbeReply:
-        """Return a server's reply to the probe.
+    Raises:
+        SyncError: the server does not answer, or its answer has no log-probs.
+    """
+    rows: list[IdRow] = []
+    prompt_logprobs: list[float] = []
+    completion_logprobs: list[float] = []
+    cached_tokens = 0
+    for prompt in prompts:
+        # The request that reads the cache comes first, because the other one would fill it.
+        body = _make_body(model, prompt, _COMPLETION_TOKENS)
+        reply = await api.complete(body | {"logprobs": 0, "seed": _SEED})
+        prompt_reply = await api.complete(_make_body(model, prompt, 1) | {"prompt_logprobs": 0})
+        try:
+            choice = reply["choices"][0]
+            token_ids = tuple(int(token) for token in choice["token_ids"])
+            token_logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
+            entries = prompt_reply["choices"][0]["prompt_logprobs"][1:]
+            prompt_scores = [
+                float(entry[str(token)]["logprob"]) for entry, token in zip(entries, prompt[1:], strict=True)
+            ]
+            if not len(token_ids) == len(token_logprobs) == _COMPLETION_TOKENS:
+                raise ValueError(f"{len(token_logprobs)} of {_COMPLETION_TOKENS} tokens")
+        except (LookupError, TypeError, ValueError) as error:
+            raise SyncError(
+                f"{api.root_url} returns no log-probs that can be compared: {error!r}",
+                hint="It must be a vLLM server whose completions have token ids and log-probs.",
+            ) from error
+        rows.append(IdRow(prompt[:1], (*prompt[1:], *token_ids)))
+        prompt_logprobs += prompt_scores
+        completion_logprobs += token_logprobs
+        cached_tokens += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return ProbeReply(tuple(rows), ProbeLogProbs(tuple(prompt_logprobs), tuple(completion_logprobs)), cached_tokens)
 
-        Raises:
-            SyncError: the server does not answer, or its answer has no log-probs.
-        """
-        rows: list[IdRow] = []
-        prompt_logprobs: list[float] = []
-        completion_logprobs: list[float] = []
-        cached_tokens = 0
-        for prompt in self.prompts:
-            # The request that reads the cache comes first, because the other one would fill it.
-            body = self._make_body(model, prompt, _COMPLETION_TOKENS)
-            reply = await api.complete(body | {"logprobs": 0, "seed": _SEED})
-            prompt_reply = await api.complete(self._make_body(model, prompt, 1) | {"prompt_logprobs": 0})
-            try:
-                choice = reply["choices"][0]
-                token_ids = tuple(int(token) for token in choice["token_ids"])
-                token_logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
-                entries = prompt_reply["choices"][0]["prompt_logprobs"][1:]
-                prompt_scores = [
-                    float(entry[str(token)]["logprob"]) for entry, token in zip(entries, prompt[1:], strict=True)
-                ]
-                if not len(token_ids) == len(token_logprobs) == _COMPLETION_TOKENS:
-                    raise ValueError(f"{len(token_logprobs)} of {_COMPLETION_TOKENS} tokens")
-            except (LookupError, TypeError, ValueError) as error:
-                raise SyncError(
-                    f"{api.root_url} returns no log-probs that can be compared: {error!r}",
-                    hint="It must be a vLLM server whose completions have token ids and log-probs.",
-                ) from error
-            rows.append(IdRow(prompt[:1], (*prompt[1:], *token_ids)))
-            prompt_logprobs += prompt_scores
-            completion_logprobs += token_logprobs
-            cached_tokens += ((reply.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return ProbeReply(tuple(rows), ProbeLogProbs(tuple(prompt_logprobs), tuple(completion_logprobs)), cached_tokens)
 
-    @staticmethod
-    def _make_body(model: str, prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
-        # At temperature 1, and with nothing else, raw and processed log-probs are the same.
-        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-        return {
-            "model": model,
-            "prompt": list(prompt),
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "return_token_ids": True,
-            **sampling,
-        }
+def _make_body(model: str, prompt: tuple[int, ...], tokens: int) -> dict[str, Any]:
+    # At temperature 1, and with nothing else, raw and processed log-probs are the same.
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **sampling,
+    }
 
 
 def find_largest_gap(left: ProbeLogProbs, right: ProbeLogProbs) -> float:
@@ -169,17 +159,18 @@ def find_mismatch(
             )
     if before is None:
         return None
-    noise = _compute_rms(before.server, before.trainer)
-    signal = _compute_rms(trainer.prompt, before.trainer)
-    server_moves = [new - old for new, old in zip(server.prompt, before.server, strict=True)]
-    trainer_moves = [new - old for new, old in zip(trainer.prompt, before.trainer, strict=True)]
+    old_server, old_trainer = before
+    noise = _compute_rms(old_server, old_trainer)
+    signal = _compute_rms(trainer.prompt, old_trainer)
+    server_moves = [new - old for new, old in zip(server.prompt, old_server, strict=True)]
+    trainer_moves = [new - old for new, old in zip(trainer.prompt, old_trainer, strict=True)]
     if (
         signal > _MIN_SIGNAL_TO_NOISE * max(noise, _FLOAT32_RESOLUTION)
         and _compute_rms(server_moves, trainer_moves) > _MAX_UNEXPLAINED_FRACTION * signal
     ):
         return (
             f"its log-probs did not move with the trainer's, which moved by {signal:.2g} (root mean square), while"
-            f" the server's moved by {_compute_rms(server.prompt, before.server):.2g}: it still has some old weights"
+            f" the server's moved by {_compute_rms(server.prompt, old_server):.2g}: it still has some old weights"
         )
     return None
 

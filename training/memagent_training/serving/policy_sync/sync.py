@@ -15,16 +15,16 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from memagent_training.job.base_model import read_text_config
-from memagent_training.serving.policy_sync import folders
-from memagent_training.serving.policy_sync.folders import PolicyFolder
+from memagent_training.serving.policy_sync.folders import PolicyFolder, has_tied_embeddings
 from memagent_training.serving.policy_sync.probe import (
     PreviousLogProbs,
-    Probe,
     ProbeLogProbs,
     ProbeReply,
     RowLogProbs,
     find_largest_gap,
     find_mismatch,
+    make_prompts,
+    probe_server,
     score_with_folder,
 )
 from memagent_training.serving.policy_sync.server_api import (
@@ -43,6 +43,7 @@ _TOLERANCE: Final = 1e-3
 _HALF_PRECISION_TOLERANCE: Final = 1.0
 _MIN_LOADED_ADAPTERS: Final = 2
 """The number of newest versions that stay loaded. Older ones are unloaded when their last reader has finished."""
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 _LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -124,7 +125,8 @@ class PolicySync:
         is_half_precision = self._own_server is not None and self._own_server.number_format != "float32"
         default_tolerance = _HALF_PRECISION_TOLERANCE if is_half_precision else _TOLERANCE
         self._tolerance = default_tolerance if tolerance is None else tolerance
-        self._probe: Probe | None = None
+        self._prompts: list[tuple[int, ...]] = []
+        """The probe's prompts; empty before the first sync."""
         self._model = server.model_name
         self._adapters: list[str] = []
         self._readers: Counter[str] = Counter()
@@ -206,39 +208,39 @@ class PolicySync:
         are missing or in an older format.
         """
         try:
-            reply = await self._probe_current_model(await self._choose_probe(folder))
+            reply = await self._probe_current_model(await self._choose_prompts(folder))
         except SyncError as error:
             if self._own_server is None and isinstance(error, UnreachableError | NotServedError):
                 raise
             log.warning("the server does not answer before the swap: %s", error)
             return None
         if self._verified_logprobs is not None and self._verified_logprobs[0] == self._model:
-            return PreviousLogProbs(reply.logprobs.prompt, self._verified_logprobs[1])
+            return reply.logprobs.prompt, self._verified_logprobs[1]
         base = self.server.model if self._model == self.server.model_name else None
         if base is None or not any(base.glob("*.safetensors")):
             return None
-        return PreviousLogProbs(reply.logprobs.prompt, (await self._compute_expected(base, reply)).prompt)
+        return reply.logprobs.prompt, (await self._compute_expected(base, reply)).prompt
 
-    async def _choose_probe(self, folder: PolicyFolder) -> Probe:
-        if self._probe is None:
+    async def _choose_prompts(self, folder: PolicyFolder) -> list[tuple[int, ...]]:
+        if not self._prompts:
             weights = folder.path if folder.has_weights else self.server.model or Path(folder.adapter_base)
             config = await asyncio.to_thread(read_text_config, weights)
             served_window = await self._api.request_context_window(self.server.model_name)
             window = served_window or getattr(config, "max_position_embeddings", None)
-            self._probe = Probe.make(int(config.vocab_size), window)
+            self._prompts = make_prompts(int(config.vocab_size), window)
             if self._own_server is not None:  # left by a process that died; another server's may be in use
                 self._adapters = await self._api.list_adapters(self.server.model_name)
-        return self._probe
+        return self._prompts
 
-    async def _probe_current_model(self, probe: Probe) -> ProbeReply:
+    async def _probe_current_model(self, prompts: list[tuple[int, ...]]) -> ProbeReply:
         try:
-            return await probe.read(self._api, self._model)
+            return await probe_server(self._api, self._model, prompts)
         except NotServedError:
             if self._model == self.server.model_name:
                 raise
             # The server was restarted, and its adapters are gone.
             self._model, self._adapters, self._verified_logprobs = self.server.model_name, [], None
-            return await probe.read(self._api, self._model)
+            return await probe_server(self._api, self._model, prompts)
 
     async def _swap(self, method: SyncMethod, folder: PolicyFolder, version: str) -> str:
         """Load the weights into the server, and return the model name for requests."""
@@ -251,13 +253,17 @@ class PolicySync:
             await self._reload(folder)
         else:
             assert self._own_server is not None  # noqa: S101  otherwise this method is not tried
-            folders.require_tokenizer_files(folder.path)
+            if not any((folder.path / name).is_file() for name in _TOKENIZER_FILES):
+                raise SyncError(
+                    f"{folder.path} has no tokenizer",
+                    hint="Copy the base model's tokenizer files, for example with training_output.copy_policy_files.",
+                )
             await asyncio.to_thread(self._own_server.restart, folder.path)
             self._adapters.clear()
         return self.server.model_name
 
     async def _reload(self, folder: PolicyFolder) -> None:
-        if not self._reload_tied and await asyncio.to_thread(folders.has_tied_embeddings, folder.path):
+        if not self._reload_tied and await asyncio.to_thread(has_tied_embeddings, folder.path):
             raise SyncError(
                 "its embeddings are tied (tie_word_embeddings), and a reload would leave the old output head",
                 hint="Untie them before training, or restart the server instead.",
@@ -300,7 +306,7 @@ class PolicySync:
             SyncError: the server does not answer with these weights.
         """
         try:
-            reply = await (await self._choose_probe(folder)).read(self._api, model)
+            reply = await probe_server(self._api, model, await self._choose_prompts(folder))
             expected = await self._compute_expected(folder.path, reply, logprobs)
             mismatch = find_mismatch(reply.logprobs, expected, tolerance=self._tolerance, before=previous_logprobs)
             if mismatch is not None:
