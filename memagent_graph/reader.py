@@ -56,7 +56,7 @@ from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
 from memagent_graph.storage.private_files import get_default_run_log
 from memagent_graph.strategies import choose_strategy
-from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
+from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
             folder = find_profile_folder(profile)
-            own_tokenizer = folder if (folder / "tokenizer.json").is_file() else None
-            tokenizer = EMBEDDED if profile == EMBEDDED else own_tokenizer
+            tokenizer = folder if (folder / "tokenizer.json").is_file() else None
         self._set_parts(
             Parts(
                 settings=settings,
