@@ -440,7 +440,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         if self.run_log is not None:
             remaining_ids = {call.id for call in (await load_trace_so_far(graph, run_id)).calls}
             context = graph.reader_context  # the run may have begun in the log of another machine
-            self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
+            run_values = run_id, state["question"], state["document"], context.log_settings
+            self.run_log.begin(*run_values, context.strategy, context.strategy_fingerprint)
             entry = self.run_log.edit(run_id, chunk, text, call_id=call.id, author=author, remaining=remaining_ids)
             await asyncio.to_thread(self.run_log.wait, entry)
 
