@@ -32,11 +32,7 @@ def escape_markdown(text: str) -> str:
     """Escape a text, in one line, so that Markdown shows it as text: no link, image, HTML, TeX, list or table cell."""
     line = " ".join(make_printable(text).split())
     line = _LINK_TEXT.sub(lambda match: "".join(filter(None, match.groups())) + _WORD_JOINER, line)
-    return _MARKDOWN_SYNTAX.sub(_escape_in_markdown, line)
-
-
-def _escape_in_markdown(match: re.Match[str]) -> str:
-    return f"{match[3]}\\{match[4]}" if match[3] else f"\\{match[0]}"
+    return _MARKDOWN_SYNTAX.sub(lambda match: f"{match[3]}\\{match[4]}" if match[3] else f"\\{match[0]}", line)
 
 
 _RESOURCE_PACKAGE = "memagent_report"

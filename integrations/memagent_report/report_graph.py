@@ -135,14 +135,14 @@ class ReportJob:
         """Choose the questions: the caller's, the policy's, or the report's own question."""
         if self.questions:
             return {"questions": list(self.questions), "events": []}
-        if reason := await self._find_obstacle(ReportPlan(), QUESTIONS):
-            detail = f"{reason}; every document is read for the report's question itself"
-            return {"questions": [self.question], "events": [_make_event(EventKind.NOT_PLANNED, detail)]}
-        beginnings = await asyncio.to_thread(self._read_beginnings)
-        result = await self._run_strategy(ReportPlan(), beginnings, "documents", "plan")
-        if result.answer:
-            return {"questions": result.answer.splitlines(), "events": []}
-        detail = "the policy wrote no question; every document is read for the report's question itself"
+        reason = await self._find_obstacle(ReportPlan(), QUESTIONS)
+        if not reason:
+            beginnings = await asyncio.to_thread(self._read_beginnings)
+            result = await self._run_strategy(ReportPlan(), beginnings, "documents", "plan")
+            if result.answer:
+                return {"questions": result.answer.splitlines(), "events": []}
+            reason = "the policy wrote no question"
+        detail = f"{reason}; every document is read for the report's question itself"
         return {"questions": [self.question], "events": [_make_event(EventKind.NOT_PLANNED, detail)]}
 
     def _send_documents(self, state: ReportState) -> list[Send]:

@@ -183,10 +183,9 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
 
 def _weigh_terms(answer: Facts) -> dict[str, int]:
     """Return the words and values of the answer that quotes should contain, each with its weight."""
+    names = [stem(word.text) for word in answer.words if word.is_name]
     weights = dict.fromkeys(list_content_stems(answer), _ANSWER_WEIGHT)
-    for word in answer.names:
-        weights[stem(word.text)] = _FACT_WEIGHT
-    return weights | dict.fromkeys(_list_values(answer), _FACT_WEIGHT)
+    return weights | dict.fromkeys([*names, *_list_values(answer)], _FACT_WEIGHT)
 
 
 def _list_values(facts: Facts) -> list[str]:

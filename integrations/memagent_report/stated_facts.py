@@ -96,11 +96,6 @@ class Facts:
     words: tuple[Word, ...]
     """All words that are not part of a number or a date, including words with digits, such as Q3."""
 
-    @property
-    def names(self) -> tuple[Word, ...]:
-        """The words that are certainly written as proper names."""
-        return tuple(word for word in self.words if word.is_name)
-
 
 @lru_cache(maxsize=4096)
 def extract_facts(text: str) -> Facts:

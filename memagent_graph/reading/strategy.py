@@ -8,7 +8,7 @@ A strategy is a subclass of `Strategy`: a frozen dataclass whose fields are its 
         state: ClassVar[type] = PassState
 
         def wire(self, graph: StrategyGraph) -> None:
-            graph.add_node("read_chunk", self._read_chunk)
+            graph.add_loop("read_chunk", self._read_chunk, self.update_node, self._update_memory)
             ...
 
     @dataclass(frozen=True)
