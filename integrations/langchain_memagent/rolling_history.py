@@ -27,6 +27,7 @@ from langchain_memagent.transcripts import (
 from memagent_graph.budget import Budget
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import BudgetError
+from memagent_graph.policy import TokenUsage
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.run_history import UpdateCollector
@@ -34,7 +35,6 @@ from memagent_graph.reading.state import Limits, ReaderState, SequentialState
 from memagent_graph.reading.steps import Change, StepContext, overwrite_memory, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.reading.tracing import await_detached
-from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
@@ -237,7 +237,7 @@ async def read_messages_into_memory(
     async with report_read(config, agent.policy.name, inputs, report) as cost:
         state = await await_detached(partial(run_read, cost.add_update))
         usage = state["usage"]
-        cost.set_totals([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
+        cost.usage = TokenUsage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])
     return str(state["memory"])
 
 

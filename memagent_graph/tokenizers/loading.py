@@ -183,6 +183,8 @@ class HFTokenizer:
         self._composes = self._rules.get("normalizer") is not None
         if self._fast is None:
             _ = self._backend
+        # A prompt is counted before it is sent, and again if the server does not report its tokens.
+        self._encode_cached = functools.lru_cache(maxsize=8)(self.encode)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the specification, because the library's pickle loses a setting."""
@@ -244,7 +246,7 @@ class HFTokenizer:
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
-        return len(self.encode(text))
+        return len(self._encode_cached(text))
 
 
 @dataclass(frozen=True, slots=True)
