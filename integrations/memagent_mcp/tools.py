@@ -344,13 +344,9 @@ async def shield_work(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _make_reading_result(document: str, document_bytes: int | None, reads: list[ActiveRead]) -> CallToolResult:
-    def build_result() -> CallToolResult:
-        reading = Reading(
-            document=document, document_bytes=document_bytes, answers=[make_answer_data(read) for read in reads]
-        )
-        return _make_result(reading, "\n\n".join(format_answer(read) for read in reads))
-
-    return await asyncio.to_thread(build_result)
+    answers = await asyncio.to_thread(lambda: [make_answer_data(read) for read in reads])
+    text = await asyncio.to_thread(lambda: "\n\n".join(map(format_answer, reads)))
+    return _make_result(Reading(document=document, document_bytes=document_bytes, answers=answers), text)
 
 
 def _make_result(report: Reading | RunListing | RunReport, text: str) -> CallToolResult:
