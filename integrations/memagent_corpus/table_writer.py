@@ -81,7 +81,7 @@ class TableWriter:
         ledger_parts = self.ledger.list_parts()
         for part in ledger_parts:
             if part not in parts:
-                self.ledger.forget_part(part)
+                self.ledger.replace_part(part, None)
         new_parts = [part for part in parts if part not in ledger_parts]
         for part in new_parts:
             rows = self.table.read_part_rows(part, ["id", "document", "question", "error"])
