@@ -217,15 +217,9 @@ class CorpusLedger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._locked_connection() as connection:
+        with self._locked_connection() as connection, connection:  # it commits, or rolls back after an error
             connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+            yield connection
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:

@@ -9,7 +9,6 @@ import csv
 import hashlib
 import importlib
 import io
-import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -258,10 +257,7 @@ def is_table(location: str) -> bool:
 
 def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:
     reader = io.BufferedReader(file, 2**20) if isinstance(file, io.RawIOBase) else file
-    for line_number in itertools.count(1):
-        line = reader.readline(_MAX_LINE_BYTES)
-        if not line:
-            return
+    for line_number, line in enumerate(iter(partial(reader.readline, _MAX_LINE_BYTES), b""), 1):
         if line.isspace():
             continue
         try:

@@ -111,7 +111,7 @@ class TableWriter:
         with self._write_lock:  # a cancelled task leaves its thread running
             if all_rows:
                 self._count_waiting_rows()
-            while self._waiting_rows >= self._rows_per_part or (self._waiting_rows and (all_rows or self.is_part_due)):
+            while self._waiting_rows and (all_rows or self.is_part_due):
                 self._write_part()
                 self._count_waiting_rows()
                 self._last_write_time = time.monotonic()

@@ -48,10 +48,6 @@ class SourceText:
         """
         return cls(store.read(document, 0, document["size"]), store.sections(document))
 
-    def find_page(self, start: int) -> str | None:
-        """Return the page or source of a character; None if the document has neither."""
-        return find_section_label(self.sections, start)
-
     def find_sentence(self, start: int, end: int) -> tuple[int, int, bool]:
         """Return the complete sentences, list items or table rows around a passage.
 
@@ -162,9 +158,8 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
         if gain <= 0 or (quotes and not (candidates[best_span] & weights.keys()) - covered_terms):
             break
         covered_terms |= candidates.pop(best_span)
-        quotes.append(
-            SourceQuote(source.text[slice(*best_span)], *best_span, source.find_page(best_span[0]), spans[best_span])
-        )
+        page = find_section_label(source.sections, best_span[0])
+        quotes.append(SourceQuote(source.text[slice(*best_span)], *best_span, page, spans[best_span]))
     return tuple(quotes)
 
 

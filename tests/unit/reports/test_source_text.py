@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_graph.documents import SourceMark
 from memagent_report.checked_report import check_quote
 from memagent_report.evidence_matrix import SourceQuote
 from memagent_report.sentence_checks import ProblemKind
@@ -52,11 +51,6 @@ def test_long_sentence_is_truncated_at_word_boundaries() -> None:
     assert not is_whole
     assert sentence_end - sentence_start <= MAX_QUOTE_LENGTH
     assert text[sentence_start:sentence_end].split() == ["word"] * len(text[sentence_start:sentence_end].split())
-
-
-def test_find_page_returns_the_page_of_a_character() -> None:
-    source = SourceText("one two three", [SourceMark(0, "page 1"), SourceMark(4, "page 2")])
-    assert [source.find_page(position) for position in (0, 3, 4, 12)] == ["page 1", "page 1", "page 2", "page 2"]
 
 
 def test_cut_or_changed_quote_has_a_problem() -> None:
