@@ -186,7 +186,10 @@ class Tools:
         read = self.active_reads.find(run_id)
         if read is None or read.outcome is not None:
             read_limits = self.max_limits.tighten(Limits(max_chunks, max_tokens, max_seconds))
-            read = await asyncio.to_thread(self._load_past_read, run_id)
+            read = ActiveRead(run_id, "", "the document")
+            if self.reader.run_log is not None:
+                record = await asyncio.to_thread(self.reader.run_log.get, run_id)
+                read = ActiveRead(run_id, record.question, record.document["name"])
             self.active_reads.register(read)
             self.active_reads.start_in_background(
                 self.active_reads.run(read, self.reader.astream_resume(run_id, limits=read_limits), None)
@@ -258,17 +261,6 @@ class Tools:
             if unexpected_errors or len(failures) == len(reads):
                 raise (unexpected_errors or failures)[0]
         return await _make_reading_result(reference["name"], reference["size"], [reads[text] for text in texts])
-
-    def _load_past_read(self, run_id: str) -> ActiveRead:
-        """Return a past run as a read that can be continued.
-
-        Raises:
-            RunNotFoundError: the log has no such run.
-        """
-        if self.reader.run_log is None:
-            return ActiveRead(run_id, "", "the document")
-        record = self._log.get(run_id)
-        return ActiveRead(run_id, record.question, record.document["name"])
 
     async def _await_result(self, context: ToolContext, read: ActiveRead, seconds: float | None) -> CallToolResult:
         """Wait for a read, report its progress, and return its state after `seconds` (None: no limit) or at its end."""
