@@ -38,7 +38,6 @@ from memagent_graph.errors import DocumentError
 DATASET_PREFIX: Final = "dataset:"
 _VERSION_KEYS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
 """Keys of fsspec's file information whose values change with the content, in order of preference."""
-_NO_INFO: Final[Mapping[str, Any]] = {}
 _DEFAULT_ACCESS: Final = SourceAccess()
 _DEFAULT_COLUMNS: Final = InputColumns()
 
@@ -164,7 +163,7 @@ class FileInputs(CorpusInputs):
         filesystem, root = self.access.open_filesystem(self.location)
         if self.is_file:
             name = PurePosixPath(display_url(self.location)).name or "document"
-            file_info = _NO_INFO
+            file_info: Mapping[str, Any] = {}
             if scheme not in WEB_SCHEMES:
                 with convert_store_errors(self.location):
                     file_info = filesystem.info(root)
@@ -186,9 +185,8 @@ class FileInputs(CorpusInputs):
                 try:
                     target_path = resolve_below(Path(root or "/"), name, hint=PATH_HINT, allow_any_kind=True)
                 except DocumentError as error:
-                    yield replace(
-                        _make_document(name), error=f"{_to_valid_unicode(name)} is a link, and {error.message}"
-                    )
+                    name = _to_valid_unicode(name)
+                    yield CorpusDocument(name=name, error=f"{name} is a link, and {error.message}")
                     continue
                 if target_path.is_file():
                     target_status = target_path.stat()
@@ -312,7 +310,7 @@ def _compile_matcher(pattern: str) -> Callable[[str], object]:
         raise DocumentError(problem, hint="Check the pattern, and put it in quotes.") from error
 
 
-def _make_document(name: str, location: str | None = None, file_info: Mapping[str, Any] = _NO_INFO) -> CorpusDocument:
+def _make_document(name: str, location: str, file_info: Mapping[str, Any]) -> CorpusDocument:
     """Return a file. Its version is its size with its ETag, checksum or time; empty if the store has none of these."""
     size = file_info.get("size")
     version = next((f"{size}-{file_info[key]}" for key in _VERSION_KEYS if file_info.get(key)), "")

@@ -81,7 +81,7 @@ class TableWriter:
         ledger_parts = self.ledger.list_parts()
         for part in ledger_parts:
             if part not in parts:
-                self.ledger.forget_part(part)
+                self.ledger.replace_part(part, None)
         new_parts = [part for part in parts if part not in ledger_parts]
         for part in new_parts:
             rows = self.table.read_part_rows(part, ["id", "document", "question", "error"])
@@ -111,7 +111,7 @@ class TableWriter:
         with self._write_lock:  # a cancelled task leaves its thread running
             if all_rows:
                 self._count_waiting_rows()
-            while self._waiting_rows >= self._rows_per_part or (self._waiting_rows and (all_rows or self.is_part_due)):
+            while self._waiting_rows and (all_rows or self.is_part_due):
                 self._write_part()
                 self._count_waiting_rows()
                 self._last_write_time = time.monotonic()

@@ -35,9 +35,6 @@ def escape_markdown(text: str) -> str:
     return _MARKDOWN_SYNTAX.sub(lambda match: f"{match[3]}\\{match[4]}" if match[3] else f"\\{match[0]}", line)
 
 
-_RESOURCE_PACKAGE = "memagent_report"
-
-
 @dataclass(frozen=True, slots=True)
 class Passage:
     """One line of a section. The texts are not escaped."""
@@ -102,8 +99,8 @@ def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
 
 def render_html(title: str, report_id: str, summary: str, sections: Iterable[ContentSection]) -> str:
     """Return a page without scripts that loads nothing and links only within itself. Its encoding is UTF-8."""
-    style = read_resource("page.css") + read_resource("report_page.css", _RESOURCE_PACKAGE)
-    return Template(read_resource("report_page.html", _RESOURCE_PACKAGE)).substitute(
+    style = read_resource("page.css") + read_resource("report_page.css", "memagent_report")
+    return Template(read_resource("report_page.html", "memagent_report")).substitute(
         policy=make_content_policy(style),
         title=format_page_title(title),
         style=style,

@@ -271,5 +271,4 @@ def stem(word: str) -> str:
 
 def list_content_stems(facts: Facts) -> frozenset[str]:
     """Return the stems of all words except function words."""
-    words = [word.text for word in facts.words]
-    return frozenset(map(stem, select_content_words(words))) if words else frozenset()
+    return frozenset(map(stem, select_content_words(word.text for word in facts.words)))

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MODEL_NAME: Final = "policy"
 _VERSION_PREFIX: Final = "iteration-"
 _LOGPROBS_OPTIONS: Final = ("--logprobs-mode", "processed_logprobs")
 """Server options for log-probs of the sampled distribution at any temperature."""
@@ -157,7 +156,6 @@ class ServerBackend(PolicyBackend):
             self._own_server = VLLMServer(
                 prepared.base.folder,
                 log_file=job.out / "server.log",
-                model_name=_MODEL_NAME,
                 max_lora_rank=job.lora_rank if job.serves_adapters else None,
                 dev_mode=not job.serves_adapters,
                 gpus=job.server_gpus,
