@@ -56,7 +56,7 @@ from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
 from memagent_graph.storage.private_files import get_default_run_log
 from memagent_graph.strategies import choose_strategy
-from memagent_graph.tokenizers import EMBEDDED, load_tokenizer
+from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
             folder = find_profile_folder(profile)
-            own_tokenizer = folder if (folder / "tokenizer.json").is_file() else None
-            tokenizer = EMBEDDED if profile == EMBEDDED else own_tokenizer
+            tokenizer = folder if (folder / "tokenizer.json").is_file() else None
         self._set_parts(
             Parts(
                 settings=settings,
@@ -441,7 +440,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         if self.run_log is not None:
             remaining_ids = {call.id for call in (await load_trace_so_far(graph, run_id)).calls}
             context = graph.reader_context  # the run may have begun in the log of another machine
-            self.run_log.begin(run_id, state["question"], state["document"], context.log_settings, context.strategy)
+            run_values = run_id, state["question"], state["document"], context.log_settings
+            self.run_log.begin(*run_values, context.strategy, context.strategy_fingerprint)
             entry = self.run_log.edit(run_id, chunk, text, call_id=call.id, author=author, remaining=remaining_ids)
             await asyncio.to_thread(self.run_log.wait, entry)
 

@@ -8,20 +8,18 @@ with one model run in it that counts all of its tokens.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.messages import HumanMessage
-from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 
 from langchain_memagent.graph_reads import OnUpdate
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reading.tracing import NOT_STREAMED, make_model_result
-from memagent_graph.results import Usage
 from memagent_graph.trace import MemoryUpdate
 
 
@@ -33,28 +31,15 @@ class ReadCost:
     """The policy's name."""
     report: OnUpdate
     """Called with every update."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
+    usage: TokenUsage = field(default_factory=lambda: TokenUsage(0, 0))
+    """The tokens of the updates so far; if the read ends, those of all its calls."""
     outputs: dict[str, Any] = field(default_factory=dict)
 
     def add_update(self, run_id: str, question: str, update: MemoryUpdate) -> None:
-        """Count the tokens of an update, and report it. If the read fails, these counts are its totals."""
-        self.prompt_tokens += update.prompt_tokens
-        self.completion_tokens += update.completion_tokens
+        """Count the tokens of an update, and report it."""
+        prompt_tokens = self.usage.prompt_tokens + update.prompt_tokens
+        self.usage = TokenUsage(prompt_tokens, self.usage.completion_tokens + update.completion_tokens)
         self.report(run_id, question, update)
-
-    def set_totals(self, usages: Sequence[Usage], **outputs: Any) -> None:
-        """Replace the counts with the totals of the reads, and set the outputs of the run."""
-        self.prompt_tokens = sum(usage.prompt_tokens for usage in usages)
-        self.completion_tokens = sum(usage.completion_tokens for usage in usages)
-        self.cached_tokens = sum(usage.cached_tokens for usage in usages)
-        self.outputs = outputs
-
-    def to_llm_result(self) -> LLMResult:
-        """Return the output of the model run."""
-        usage = TokenUsage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
-        return make_model_result("", usage, model_name=self.model)
 
 
 @asynccontextmanager
@@ -81,10 +66,11 @@ async def report_read(
     )
     cost = ReadCost(model, report)
     try:
-        yield cost
+        try:
+            yield cost
+        finally:
+            await model_run.on_llm_end(make_model_result("", cost.usage, model_name=cost.model))
     except BaseException as error:
-        await model_run.on_llm_end(cost.to_llm_result())
         await read_run.on_chain_error(error)
         raise
-    await model_run.on_llm_end(cost.to_llm_result())
     await read_run.on_chain_end(cost.outputs)

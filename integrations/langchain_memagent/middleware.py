@@ -23,6 +23,7 @@ from langchain_memagent.transcripts import Questions, find_latest_request, get_b
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
+from memagent_graph.policy import TokenUsage
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.run_history import require_results
 from memagent_graph.reading.state import Limits, new_run_id
@@ -203,9 +204,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             # Keep the result if possible, whatever failed.
             with suppress(MemAgentError, OSError):
                 document = document or await self._store_result(text, tool)
-            failure_text = _format_failure(
-                tool, text, error, self._result_tokens, run_id, is_stored=document is not None
-            )
+            failure_text = _format_failure(tool, text, error, self._result_tokens, run_id if document else None)
             source_values: dict[str, Any] = {"document": dict(document)} if document else {"text": text}
             replacement = _replace_text(message, failure_text, {"run_id": run_id, **source_values, "error": str(error)})
             return replacement, {run_id: document} if document else {}
@@ -227,8 +226,12 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             if not results:
                 require_results(outcomes)
             if len(results) == len(outcomes):  # for reads that failed, only their updates are counted
-                cost.set_totals([result.usage for result in results], answers=[result.answer for result in results])
-                cost.model = results[0].model
+                cost.usage = TokenUsage(
+                    sum(result.usage.prompt_tokens for result in results),
+                    sum(result.usage.completion_tokens for result in results),
+                    sum(result.usage.cached_tokens for result in results),
+                )
+                cost.model, cost.outputs = results[0].model, {"answers": [result.answer for result in results]}
         return outcomes
 
     # Further questions
@@ -326,7 +329,7 @@ def _format_reading(tool: str, token_count: int, result: ReadResult) -> str:
     )
 
 
-def _format_failure(tool: str, text: str, error: Exception, max_bytes: int, run_id: str, *, is_stored: bool) -> str:
+def _format_failure(tool: str, text: str, error: Exception, max_bytes: int, run_id: str | None) -> str:
     """Return the text that the model sees in place of a tool result that could not be read.
 
     Args:
@@ -334,14 +337,12 @@ def _format_failure(tool: str, text: str, error: Exception, max_bytes: int, run_
         text: the result.
         error: why it could not be read.
         max_bytes: the maximum number of bytes to return. A token is at least one byte.
-        run_id: the id for asking about the result again, if it is stored.
-        is_stored: whether the result is stored.
+        run_id: the id for asking about the result again; None if it is not stored.
     """
-    remedy = (
-        f'The whole result is kept: once that is remedied, call ask_tool_result with run_id="{run_id}" and questions.'
-    )
-    if not is_stored:
-        remedy = "It could not be stored either: call the tool again, requesting less data if it supports that."
+    remedy = "It could not be stored either: call the tool again, requesting less data if it supports that."
+    if run_id is not None:
+        kept = "The whole result is kept: once that is remedied, call ask_tool_result with"
+        remedy = f'{kept} run_id="{run_id}" and questions.'
     beginning = text.encode(errors="replace")[: max(0, max_bytes - _FRAME_BYTES)].decode(errors="ignore")
     return (
         f"[The result of {tool} is too long to show, and reading it failed: {str(error)[:_MAX_ERROR_LENGTH]} "

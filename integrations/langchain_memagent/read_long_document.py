@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
@@ -157,9 +157,10 @@ class ReadLongDocument(BaseTool):
             run_ids = {
                 question: derive_run_id(caller.config, caller.tool_call_id, source, question) for question in questions
             }
-            unfinished_ids = (
-                await self._find_unfinished_runs(questions, get_reference, state) if all(run_ids.values()) else {}
-            )
+            # Earlier calls may have left some of the questions unfinished for the same document.
+            earlier_ids = find_unfinished_runs(state, self.name) if all(run_ids.values()) else {}
+            key = (await get_reference())["key"] if earlier_ids else ""
+            unfinished_ids = {text: earlier_ids[key, text] for text in questions if (key, text) in earlier_ids}
             read_outcomes = await self._reads.read_each(
                 get_reference,
                 run_ids | unfinished_ids,
@@ -190,16 +191,6 @@ class ReadLongDocument(BaseTool):
 
     async def _store_document(self, source: NamedSource, state: Any) -> DocumentRef:
         return await self._reads.store(await self._sources.open(source, state))
-
-    async def _find_unfinished_runs(
-        self, questions: list[str], get_reference: Callable[[], Awaitable[DocumentRef]], state: Any
-    ) -> dict[str, str]:
-        """Return the run ids of the questions that earlier calls left unfinished for the same document."""
-        run_ids = find_unfinished_runs(state, self.name)
-        if not run_ids:
-            return {}
-        key = (await get_reference())["key"]
-        return {question: run_ids[key, question] for question in questions if (key, question) in run_ids}
 
     def _raise_unreported(self, outcome: ReadResult | Exception) -> Outcome:
         """Return the outcome; raise it if it is an error that is not reported to the model."""

@@ -27,6 +27,7 @@ from langchain_memagent.transcripts import (
 from memagent_graph.budget import Budget
 from memagent_graph.documents import Document, DocumentStore
 from memagent_graph.errors import BudgetError
+from memagent_graph.policy import TokenUsage
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.run_history import UpdateCollector
@@ -34,7 +35,6 @@ from memagent_graph.reading.state import Limits, ReaderState, SequentialState
 from memagent_graph.reading.steps import Change, StepContext, overwrite_memory, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.reading.tracing import await_detached
-from memagent_graph.results import Usage
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
@@ -102,9 +102,7 @@ class RollingHistory:
         if sum(sizes[messages_in_memory:]) > recent_tokens and cut > messages_in_memory:
             text = latest_request[1] if latest_request else None
             question = make_history_question(text, context.budget.question_tokens, context.tokenizer)
-            memory = await read_messages_into_memory(
-                self.agent, memory, messages[messages_in_memory:cut], question, config=config, report=report
-            )
+            memory = await self.read_into_memory(memory, messages[messages_in_memory:cut], question, config, report)
             messages_in_memory = cut
         if messages_in_memory:
             self._remember(cuts[messages_in_memory], memory)
@@ -116,6 +114,52 @@ class RollingHistory:
             else:
                 recent_messages[latest_request[0] - messages_in_memory] = short_request
         return history + recent_messages
+
+    async def read_into_memory(
+        self, memory: str, messages: Iterable[BaseMessage], question: str, config: RunnableConfig, report: OnUpdate
+    ) -> str:
+        """Return the memory after more messages; unchanged if they have no text.
+
+        Args:
+            memory: the memory of the messages before these.
+            messages: the messages to read.
+            question: the question that the messages are read for.
+            config: the config of the surrounding graph; its handlers see the read.
+            report: called with the read's run id, its question and each update.
+
+        Raises:
+            PolicyError: the policy failed.
+        """
+        text = format_transcript(messages)
+        if not text.strip():
+            return memory
+        context = await self.agent.aprepare()
+
+        async def run_read(report: OnUpdate) -> Mapping[str, Any]:
+            # A dialogue is private to its thread, so the text is deleted after the read.
+            with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
+                store = DocumentStore(folder).with_options(replace_undecodable=True)
+                document = Document.from_text(text, name="conversation")
+                reference = await store.add_async(document)
+                private_context = replace(context, store=store, run_log=None, limits=Limits())
+                graph = build_graph(private_context, _ContinueMemory(memory), checkpointer=False)
+                state: dict[str, Any] = {"question": question, "document": reference, "memory": memory}
+                progress = UpdateCollector(Trace((), reference["size"]), memory)
+                async for stream_mode, payload in graph.astream(state, stream_mode=["updates", "values"]):
+                    if stream_mode == "values":
+                        state = payload
+                        continue
+                    for change in filter(None, payload.values()):
+                        for update in progress.add_change(change):
+                            report(state["run_id"], question, update)
+            return state
+
+        inputs = {"question": question, "document": "conversation"}
+        async with report_read(config, self.agent.policy.name, inputs, report) as cost:
+            state = await await_detached(partial(run_read, cost.add_update))
+            usage = state["usage"]
+            cost.usage = TokenUsage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])
+        return str(state["memory"])
 
     def _choose_cut(self, cuts: Sequence[int], sizes: Sequence[int], recent_tokens: int) -> int:
         """Return the last cut that keeps enough messages, or, if they are too long, the first later cut that fits."""
@@ -185,60 +229,6 @@ def make_memory_message(text: str, messages_read: int) -> HumanMessage:
         "\n\n[The conversation continues from there.]",
         additional_kwargs={SOURCE_KEY: "memagent"},
     )
-
-
-async def read_messages_into_memory(
-    agent: MemAgent,
-    memory: str,
-    messages: Iterable[BaseMessage],
-    question: str,
-    *,
-    config: RunnableConfig,
-    report: OnUpdate,
-) -> str:
-    """Return the memory after more messages; unchanged if they have no text.
-
-    Args:
-        agent: the reader.
-        memory: the memory of the messages before these.
-        messages: the messages to read.
-        question: the question that the messages are read for.
-        config: the config of the surrounding graph; its handlers see the read.
-        report: called with the read's run id, its question and each update.
-
-    Raises:
-        PolicyError: the policy failed.
-    """
-    text = format_transcript(messages)
-    if not text.strip():
-        return memory
-    context = await agent.aprepare()
-
-    async def run_read(report: OnUpdate) -> Mapping[str, Any]:
-        # A dialogue is private to its thread, so the text is deleted after the read.
-        with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
-            store = DocumentStore(folder).with_options(replace_undecodable=True)
-            document = Document.from_text(text, name="conversation")
-            reference = await store.add_async(document)
-            private_context = replace(context, store=store, run_log=None, limits=Limits())
-            graph = build_graph(private_context, _ContinueMemory(memory), checkpointer=False)
-            state: dict[str, Any] = {"question": question, "document": reference, "memory": memory}
-            progress = UpdateCollector(Trace((), reference["size"]), memory)
-            async for stream_mode, payload in graph.astream(state, stream_mode=["updates", "values"]):
-                if stream_mode == "values":
-                    state = payload
-                    continue
-                for change in filter(None, payload.values()):
-                    for update in progress.add_change(change):
-                        report(state["run_id"], question, update)
-        return state
-
-    inputs = {"question": question, "document": "conversation"}
-    async with report_read(config, agent.policy.name, inputs, report) as cost:
-        state = await await_detached(partial(run_read, cost.add_update))
-        usage = state["usage"]
-        cost.set_totals([Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])])
-    return str(state["memory"])
 
 
 @dataclass(frozen=True)

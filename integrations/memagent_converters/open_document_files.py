@@ -48,7 +48,7 @@ def convert(source: SourceFile) -> Parts:
     document = _OpenDocument(archive)
     headers_and_footers = document.format_headers_and_footers()
     for content in iter_children(find_child(document.root, "body")):
-        pages = [node for node in content if get_local_name(node) in {"page", "table"}]
+        pages = [*iter_children(content, "page", "table")]
         if not pages or get_local_name(content) == "text":
             html = (
                 headers_and_footers["header"]
@@ -128,7 +128,7 @@ class _OpenDocument:
         if get_attribute(element, "continue-numbering") != "true" and level == 1:
             item_numbers.clear()
         html = ""
-        for item in (node for node in element if get_local_name(node) in {"list-item", "list-header"}):
+        for item in iter_children(element, "list-item", "list-header"):
             start = get_attribute(item, "start-value")
             if not start and level not in item_numbers:
                 start = get_attribute(level_style, "start-value")
@@ -139,9 +139,7 @@ class _OpenDocument:
             html += (
                 f'<li marker="{escape(self._format_marker(style, level_style, level))}" level="{level - 1}">{text}</li>'
             )
-            html += "".join(
-                self._format_list(node, style, level + 1) for node in item if get_local_name(node) == "list"
-            )
+            html += "".join(self._format_list(node, style, level + 1) for node in iter_children(item, "list"))
         return html
 
     def _format_marker(self, style: str, level_style: Element | None, level: int) -> str:
@@ -161,20 +159,15 @@ class _OpenDocument:
     def _format_table(self, table: Element) -> str:
         rows = []
         for row in iter_descendants(table, "table-row"):
-            cells = [
-                cell
-                for node in row
-                if get_local_name(node) == "table-cell"
-                for cell in [self._format_cell(node)]
-                * min(get_int(node, "number-columns-repeated", 1), _MAX_REPETITIONS)
-            ]
+            cells = []
+            for node in iter_children(row, "table-cell"):
+                repetitions = min(get_int(node, "number-columns-repeated", 1), _MAX_REPETITIONS)
+                cells += [self._format_cell(node)] * repetitions
             while cells and not cells[-1][0]:
                 cells.pop()
             if cells:
                 rows += [cells] * min(get_int(row, "number-rows-repeated", 1), _MAX_REPETITIONS)
-        return make_html_table(rows) + "".join(
-            self.format_block(node) for node in table if get_local_name(node) == "shapes"
-        )
+        return make_html_table(rows) + "".join(map(self.format_block, iter_children(table, "shapes")))
 
     def _format_cell(self, cell: Element) -> tuple[str, int, int]:
         html = "".join(map(self.format_block, cell)) or escape(get_attribute(cell, "value"))
@@ -204,8 +197,7 @@ class _OpenDocument:
                 mark = next(iter_descendants(element, "note-citation"), element)
                 return f"[^{escape(''.join(mark.itertext()))}: {text}]"
             case "annotation":
-                texts = (self._format_inline(node) for node in element if get_local_name(node) in {"p", "list"})
-                return f"[Note: {' '.join(texts)}]"
+                return f"[Note: {' '.join(map(self._format_inline, iter_children(element, 'p', 'list')))}]"
             case "object":
                 member = get_attribute(element, "href").removeprefix("./")
                 root = self._archive.read_xml(f"{member}/content.xml")

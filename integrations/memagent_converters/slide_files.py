@@ -16,6 +16,7 @@ from memagent_converters.xml_archives import (
     get_attribute,
     get_int,
     get_local_name,
+    iter_children,
     iter_descendants,
     make_html_table,
 )
@@ -70,17 +71,11 @@ def iter_shapes(parent: Element, omission_counts: Counter[str]) -> Iterator[str]
             case "tbl":
                 rows = [
                     [
-                        (
-                            "".join(_iter_texts(cell)),
-                            get_int(cell, "gridSpan", 1),
-                            get_int(cell, "rowSpan", 1),
-                        )
-                        for cell in row
-                        if get_local_name(cell) == "tc"
-                        and not {get_attribute(cell, "hMerge"), get_attribute(cell, "vMerge")} & {"1", "true"}
+                        ("".join(_iter_texts(cell)), get_int(cell, "gridSpan", 1), get_int(cell, "rowSpan", 1))
+                        for cell in iter_children(row, "tc")
+                        if not {get_attribute(cell, "hMerge"), get_attribute(cell, "vMerge")} & {"1", "true"}
                     ]
-                    for row in element
-                    if get_local_name(row) == "tr"
+                    for row in iter_children(element, "tr")
                 ]
                 yield make_html_table(rows)
             case "pic":

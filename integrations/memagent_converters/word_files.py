@@ -220,7 +220,7 @@ class _WordDocument:
             state = find_child(checkbox, "default") if state is None else state
             return "☒" if state is not None and get_attribute(state, "val", "1") not in _FALSE_VALUES else "☐"
         if drop_down is not None:
-            entries = [get_attribute(node, "val") for node in drop_down if get_local_name(node) == "listEntry"]
+            entries = [get_attribute(node, "val") for node in iter_children(drop_down, "listEntry")]
             return escape("".join(entries[get_int(find_child(drop_down, "result"), "val", 0) :][:1]))
         return ""
 
@@ -339,22 +339,19 @@ class _ListNumbers:
         """The last number at each level, by list definition."""
         self._restarted_lists: set[str] = set()
         levels_by_definition: dict[str, dict[int, Element]] = {}
-        for node in root:
-            if get_local_name(node) == "abstractNum":
-                levels_by_definition[get_attribute(node, "abstractNumId")] = {
-                    get_int(level, "ilvl", 0): level for level in node if get_local_name(level) == "lvl"
-                }
-        for node in root:
-            if get_local_name(node) == "num":
-                definition_id = _get_child_value(node, "abstractNumId")
-                levels_of_list, start_numbers = dict(levels_by_definition.get(definition_id, {})), dict[int, int]()
-                for override in (part for part in node if get_local_name(part) == "lvlOverride"):
-                    level = get_int(override, "ilvl", 0)
-                    if (start := find_child(override, "startOverride")) is not None:
-                        start_numbers[level] = get_int(start, "val", 1)
-                    if (level_definition := find_child(override, "lvl")) is not None:
-                        levels_of_list[level] = level_definition
-                self._lists[get_attribute(node, "numId")] = definition_id, levels_of_list, start_numbers
+        for node in iter_children(root, "abstractNum"):
+            levels = {get_int(level, "ilvl", 0): level for level in iter_children(node, "lvl")}
+            levels_by_definition[get_attribute(node, "abstractNumId")] = levels
+        for node in iter_children(root, "num"):
+            definition_id = _get_child_value(node, "abstractNumId")
+            levels_of_list, start_numbers = dict(levels_by_definition.get(definition_id, {})), dict[int, int]()
+            for override in iter_children(node, "lvlOverride"):
+                level = get_int(override, "ilvl", 0)
+                if (start := find_child(override, "startOverride")) is not None:
+                    start_numbers[level] = get_int(start, "val", 1)
+                if (level_definition := find_child(override, "lvl")) is not None:
+                    levels_of_list[level] = level_definition
+            self._lists[get_attribute(node, "numId")] = definition_id, levels_of_list, start_numbers
 
     def compute_label(self, properties: Element | None, style: str) -> tuple[str, int]:
         """Return a paragraph's number as Word shows it, or "-" for a bullet, and its level; "" for other paragraphs."""

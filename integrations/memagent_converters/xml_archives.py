@@ -101,13 +101,13 @@ def get_attribute(element: Element | None, name: str, default: str = "") -> str:
 def find_child(element: Element | None, *path: str) -> Element | None:
     """Return the first element at a path of names without namespaces."""
     for name in path:
-        element = next((node for node in iter_children(element) if get_local_name(node) == name), None)
+        element = next(iter_children(element, name), None)
     return element
 
 
-def iter_children(element: Element | None) -> Iterator[Element]:
-    """Yield the children of an element; none if there is no element."""
-    return iter(() if element is None else element)
+def iter_children(element: Element | None, *names: str) -> Iterator[Element]:
+    """Yield the children with these names, or all children; none if there is no element."""
+    return (node for node in (() if element is None else element) if not names or get_local_name(node) in names)
 
 
 def iter_descendants(element: Element, *names: str) -> Iterator[Element]:

@@ -9,7 +9,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -38,10 +38,8 @@ from memagent_graph.errors import DocumentError
 DATASET_PREFIX: Final = "dataset:"
 _VERSION_KEYS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
 """Keys of fsspec's file information whose values change with the content, in order of preference."""
-_NO_INFO: Final[Mapping[str, Any]] = {}
 _DEFAULT_ACCESS: Final = SourceAccess()
 _DEFAULT_COLUMNS: Final = InputColumns()
-_PATTERN_HINT: Final = "Check the pattern, and put it in quotes."
 
 
 class CorpusInputs(ABC):
@@ -118,7 +116,9 @@ def open_inputs(
         return TableInputs((dataset,), access, columns)
     if get_scheme(source) in {"", "file"}:
         source = str(Path(source.removeprefix("file://")).expanduser())
-    if is_pattern(source) and not (get_scheme(source) == "" and Path(source).exists()):
+    scheme = get_scheme(source)
+    # In a web page's URL, "?" begins a query.
+    if glob.has_magic(source) and scheme not in WEB_SCHEMES and (scheme or not Path(source).exists()):
         root = _get_fixed_part(source)
         files = FileInputs(root, _set_default_root(access, root), source)
         if not is_table(source):
@@ -129,7 +129,7 @@ def open_inputs(
     if _is_folder(source, access):
         return FileInputs(source, _set_default_root(access, source))
     if is_table(source):
-        folder = source.rpartition("/")[0] if get_scheme(source) else str(Path(source).parent)
+        folder = source.rpartition("/")[0] if scheme else str(Path(source).parent)
         return TableInputs((FileTable(source, access),), _set_default_root(access, folder), columns)
     return FileInputs(source, replace(access, root=source), is_file=True)
 
@@ -163,7 +163,7 @@ class FileInputs(CorpusInputs):
         filesystem, root = self.access.open_filesystem(self.location)
         if self.is_file:
             name = PurePosixPath(display_url(self.location)).name or "document"
-            file_info = _NO_INFO
+            file_info: Mapping[str, Any] = {}
             if scheme not in WEB_SCHEMES:
                 with convert_store_errors(self.location):
                     file_info = filesystem.info(root)
@@ -185,9 +185,8 @@ class FileInputs(CorpusInputs):
                 try:
                     target_path = resolve_below(Path(root or "/"), name, hint=PATH_HINT, allow_any_kind=True)
                 except DocumentError as error:
-                    yield replace(
-                        _make_document(name), error=f"{_to_valid_unicode(name)} is a link, and {error.message}"
-                    )
+                    name = _to_valid_unicode(name)
+                    yield CorpusDocument(name=name, error=f"{name} is a link, and {error.message}")
                     continue
                 if target_path.is_file():
                     target_status = target_path.stat()
@@ -259,11 +258,6 @@ class TableInputs(CorpusInputs):
         return names if len(set(names)) == len(names) else [f"{number}/{name}" for number, name in enumerate(names)]
 
 
-def is_pattern(location: str) -> bool:
-    """Return whether a path or a store's URL contains wildcards. In a web page's URL, `?` begins a query."""
-    return get_scheme(location) not in WEB_SCHEMES and glob.has_magic(location)
-
-
 def _is_folder(location: str, access: SourceAccess) -> bool:
     """Return whether a location is a folder. A web page never is, and a missing location is an error."""
     filesystem, path = access.open_filesystem(location)
@@ -295,16 +289,12 @@ def _get_fixed_part(pattern: str) -> str:
 
 def _list_entries(filesystem: Any, folder: str, location: str) -> Iterator[Mapping[str, Any]]:
     """Yield the entries of a folder; none if the folder has just disappeared."""
-    with convert_store_errors(location):
-        try:
-            if get_scheme(location):
-                yield from filesystem.ls(folder, detail=True)
-                return
-            with os.scandir(folder or "/") as entries:  # one at a time, because a folder can have millions of files
-                for entry in entries:
-                    yield filesystem.info(entry)
-        except FileNotFoundError:
+    with convert_store_errors(location), suppress(FileNotFoundError):
+        if get_scheme(location):
+            yield from filesystem.ls(folder, detail=True)
             return
+        with os.scandir(folder or "/") as entries:  # one at a time, because a folder can have millions of files
+            yield from map(filesystem.info, entries)
 
 
 def _compile_matcher(pattern: str) -> Callable[[str], object]:
@@ -316,10 +306,11 @@ def _compile_matcher(pattern: str) -> Callable[[str], object]:
     try:
         return re.compile(glob_translate(pattern)).match
     except ValueError as error:
-        raise DocumentError(f"{display_url(pattern)} is not a pattern: {error}", hint=_PATTERN_HINT) from error
+        problem = f"{display_url(pattern)} is not a pattern: {error}"
+        raise DocumentError(problem, hint="Check the pattern, and put it in quotes.") from error
 
 
-def _make_document(name: str, location: str | None = None, file_info: Mapping[str, Any] = _NO_INFO) -> CorpusDocument:
+def _make_document(name: str, location: str, file_info: Mapping[str, Any]) -> CorpusDocument:
     """Return a file. Its version is its size with its ETag, checksum or time; empty if the store has none of these."""
     size = file_info.get("size")
     version = next((f"{size}-{file_info[key]}" for key in _VERSION_KEYS if file_info.get(key)), "")

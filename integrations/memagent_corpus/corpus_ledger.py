@@ -174,14 +174,18 @@ class CorpusLedger:
             return {row["id"] for row in connection.execute("SELECT id FROM rows WHERE part = ?", (part.number,))}
 
     def replace_part(self, part: TablePart, new_part: TablePart | None) -> None:
-        """Record that the rows of a part are now in a new part; None if no row was left."""
+        """Record that the rows of a part are now in a new part.
+
+        If there is no new part, the documents of rows that were still in the old one count as not read.
+        """
         with self._transaction() as connection:
-            connection.execute("DELETE FROM parts WHERE number = ?", (part.number,))
             if new_part is not None:
                 row_count = connection.execute(
                     "UPDATE rows SET part = ? WHERE part = ?", (new_part.number, part.number)
                 ).rowcount
                 _add_part(connection, new_part, stale=row_count < new_part.rows)
+            connection.execute("DELETE FROM rows WHERE part = ?", (part.number,))
+            connection.execute("DELETE FROM parts WHERE number = ?", (part.number,))
 
     def adopt_part(self, part: TablePart, rows: Iterable[tuple[str, str, str, bool]]) -> None:
         """Add a part of the table that the ledger lacks. Its rows replace others for the same document and question.
@@ -201,12 +205,6 @@ class CorpusLedger:
                 )
                 connection.execute("INSERT OR IGNORE INTO documents VALUES (?, '', 0)", key[:1])
 
-    def forget_part(self, part: TablePart) -> None:
-        """Remove a part that is no longer in the table, with its rows. Their documents count as not read."""
-        with self._transaction() as connection:
-            connection.execute("DELETE FROM rows WHERE part = ?", (part.number,))
-            connection.execute("DELETE FROM parts WHERE number = ?", (part.number,))
-
     def close(self) -> None:
         """Close the SQLite file."""
         with self._lock:
@@ -219,15 +217,9 @@ class CorpusLedger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._locked_connection() as connection:
+        with self._locked_connection() as connection, connection:  # it commits, or rolls back after an error
             connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+            yield connection
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:

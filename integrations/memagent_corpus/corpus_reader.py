@@ -127,8 +127,8 @@ class CorpusReader:
         sampling, schema = context.sampling, context.response_format
         return {  # the server's address and load limits do not affect a row
             "model": context.policy.name,
-            "strategy": context.strategy.name,
-            "strategy_options": context.strategy.fingerprint,
+            "strategy": context.strategy,
+            "strategy_options": context.strategy_fingerprint,
             "tokenizer": context.tokenizer.fingerprint,
             "prompts": context.prompts.fingerprint,
             "boundary": context.boundary,

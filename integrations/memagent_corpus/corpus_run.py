@@ -104,9 +104,8 @@ class CorpusWatcher(Protocol):
 
 NextTask: TypeAlias = Callable[[], Awaitable[DocumentTask | None]]
 """Returns the next document to read; None if there are no more. Several tasks may call it at the same time."""
-StoreRows: TypeAlias = Callable[[DocumentTask, Sequence[CorpusRow]], Awaitable[bool]]
-"""Stores a document's rows, which are safe when it returns. It returns False when a limit is reached: an engine that
-has taken documents in advance should then stop. Several tasks may call it at the same time."""
+StoreRows: TypeAlias = Callable[[DocumentTask, Sequence[CorpusRow]], Awaitable[None]]
+"""Stores a document's rows, which are safe when it returns. Several tasks may call it at the same time."""
 
 
 CorpusEngine: TypeAlias = Callable[[NextTask, StoreRows], Coroutine[Any, Any, None]]
@@ -197,16 +196,15 @@ async def run_corpus(
     """
     settings = await reader.collect_settings()
     await asyncio.to_thread(require_unique_ids, inputs)
-    writer = await asyncio.to_thread(
-        TableWriter, table, settings, inputs.description, reader.columns, rows_per_part=rows_per_part
+    manifest = await asyncio.to_thread(table.take_over, settings, inputs.description)
+    # Other machines may use checkpoints that are outside the work folder, such as on a server.
+    has_shared_checkpoints = not await reader.keeps_checkpoints_below(table.work_folder)
+    delete_checkpoints = (
+        partial(_delete_checkpoints, reader, asyncio.get_running_loop()) if has_shared_checkpoints else None
     )
+    writer = await asyncio.to_thread(TableWriter, table, reader.columns, rows_per_part, delete_checkpoints)
     with contextlib.closing(writer.ledger):
-        # Other machines may use checkpoints that are outside the work folder, such as on a server.
-        has_shared_checkpoints = not await reader.keeps_checkpoints_below(table.work_folder)
-        delete_checkpoints = (
-            partial(_delete_checkpoints, reader, asyncio.get_running_loop()) if has_shared_checkpoints else None
-        )
-        await asyncio.to_thread(writer.recover, drop_damaged=retry_failed, delete_checkpoints=delete_checkpoints)
+        await asyncio.to_thread(writer.recover, manifest.parts, drop_damaged=retry_failed)
         max_failures = max(_MAX_CONSECUTIVE_FAILURES, documents_in_flight // 4)
         limits = limits or CorpusLimits()
         run = _CorpusRun(inputs, reader, writer, has_shared_checkpoints, retry_failed, limits, watcher, max_failures)
@@ -269,15 +267,17 @@ class _CorpusRun:
         self._documents, self._is_exhausted = self._inputs.documents(), False
         self._queue.clear()
         engine_task = asyncio.create_task(engine(self._take_task, self._store_rows))
+        seconds = self._limits.max_seconds
+        seconds_left = None if seconds is None else max(0.0, self._started_at + seconds - time.monotonic())
         try:
-            await asyncio.wait([engine_task], timeout=self._compute_seconds_left())
+            await asyncio.wait([engine_task], timeout=seconds_left)
             if engine_task.done() or not self._is_limit_reached():
                 await engine_task
         finally:
             engine_task.cancel()
             await asyncio.gather(engine_task, return_exceptions=True)
 
-    async def _store_rows(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> bool:
+    async def _store_rows(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> None:
         """Store a document's rows. Questions with an error that is retried are postponed to the last pass."""
         document = task.document
         failures = [row for row in rows if row.error_kind in POLICY_ERRORS]
@@ -293,7 +293,7 @@ class _CorpusRun:
             if rows := [row for row in rows if row.error_kind not in _RETRIED_ERRORS]:
                 await self._add_rows(document, "", rows)
             await asyncio.to_thread(self._writer.ledger.mark_begun, document.name)
-            return not self._is_limit_reached()
+            return
         await self._add_rows(document, document.version, rows)
         summary = self._summary
         summary.read += 1
@@ -306,7 +306,6 @@ class _CorpusRun:
                 summary.kinds[row.error_kind] = summary.kinds.get(row.error_kind, 0) + 1
         if self._watcher:
             self._watcher.on_document(document, rows)
-        return not self._is_limit_reached()
 
     async def _add_rows(self, document: CorpusDocument, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add rows to the ledger, and write a part of the table if one is due."""
@@ -318,10 +317,6 @@ class _CorpusRun:
             async with self._writing_lock:
                 if self._writer.is_part_due:
                     await asyncio.to_thread(self._writer.write_parts)
-
-    def _compute_seconds_left(self) -> float | None:
-        limit = self._limits.max_seconds
-        return None if limit is None else max(0.0, limit - (time.monotonic() - self._started_at))
 
     def _is_limit_reached(self) -> bool:
         """Return whether a limit is reached. The first time, record it as the reason why the run ended."""
@@ -357,15 +352,7 @@ class _CorpusRun:
         ledger = self._writer.ledger
         queued_bytes = skipped_count = skipped_bytes = unasked_count = 0
         retry_failed = self._retry_failed and not self._is_last_pass
-        while (
-            len(self._queue) < _MAX_QUEUED_DOCUMENTS
-            and queued_bytes < _MAX_QUEUED_BYTES
-            and skipped_count < _MAX_SKIPPED_DOCUMENTS
-        ):
-            document = next(self._documents, None)
-            if document is None:
-                self._is_exhausted = True
-                break
+        for document in self._documents:
             questions = self._reader.expand_questions(document)
             task = ledger.find_task(document, questions, retry_failed=retry_failed)
             self._summary.changed += task.is_changed and not self._is_last_pass
@@ -377,6 +364,14 @@ class _CorpusRun:
                 skipped_count += 1
                 unasked_count += not questions
                 skipped_bytes += document.size or 0
+            if (
+                len(self._queue) >= _MAX_QUEUED_DOCUMENTS
+                or queued_bytes >= _MAX_QUEUED_BYTES
+                or skipped_count >= _MAX_SKIPPED_DOCUMENTS
+            ):
+                break
+        else:
+            self._is_exhausted = True
         if not self._is_last_pass:
             self._summary.skipped += skipped_count - unasked_count
             self._summary.without_question += unasked_count

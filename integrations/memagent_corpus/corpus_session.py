@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -304,7 +304,7 @@ class CorpusSession:
                 on_update=progress.on_update,
                 response_format=self._response_format,
             )
-            try:
+            async with aclosing(reader):
                 return await run_corpus(
                     self._inputs,
                     reader,
@@ -316,8 +316,6 @@ class CorpusSession:
                     limits=CorpusLimits(options.max_documents, options.max_tokens_total, options.max_seconds),
                     watcher=progress,
                 )
-            finally:
-                await reader.aclose()
 
     @contextmanager
     def _connect_to_cluster(self, address: str, checkpoints: str, documents_in_flight: int) -> Iterator[RayEngine]:
@@ -350,10 +348,8 @@ class CorpusSession:
         with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
             agent = MemAgent(settings=self._settings, store=Path(folder), run_log=False)
             reader = CorpusReader(agent, self._questions, self._inputs.access, response_format=self._response_format)
-            try:
+            async with aclosing(reader):
                 return await estimate_corpus(self._inputs, reader)
-            finally:
-                await reader.aclose()
 
     # Printing
 

@@ -349,28 +349,24 @@ class RayEngine:
         )(DocumentActor)
         plan = self.plan.to_pickle()
         actors = [actor_class.remote(plan) for _ in range(self.actors)]
-        started_indexes: set[int] = set()
+        started_actors: list[Any] = []
 
-        async def run_worker(index: int) -> None:
-            actor = actors[index]
+        async def run_worker(actor: Any) -> None:
             await actor.start.remote()
-            started_indexes.add(index)
+            started_actors.append(actor)
             await read_concurrently(
                 self.documents_in_flight, lambda task: _read_on_actor(actor, task), next_task, store_rows
             )
 
-        workers = {asyncio.create_task(run_worker(index)): index for index in range(self.actors)}
-        unfinished_workers = set(workers)
+        workers = [asyncio.create_task(run_worker(actor)) for actor in actors]
+        pending = set(workers)
         try:
-            while unfinished_workers:
-                ended_workers, unfinished_workers = await asyncio.wait(
-                    unfinished_workers, return_when=asyncio.FIRST_COMPLETED
-                )
+            while len(workers) - len(pending) < max(1, len(started_actors)):
+                ended_workers, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for worker in ended_workers:
                     worker.result()
-                unfinished_workers = {worker for worker in unfinished_workers if workers[worker] in started_indexes}
             with suppress(ray.exceptions.RayError):  # a machine that is lost has nothing to close
-                await asyncio.gather(*(actors[index].close.remote() for index in started_indexes))
+                await asyncio.gather(*(actor.close.remote() for actor in started_actors))
         finally:
             for worker in workers:
                 worker.cancel()

@@ -255,7 +255,7 @@ def convert_store_errors(location: str) -> Iterator[None]:
     hint = "Check the name and your permissions."
     try:
         yield
-    except (RefusedSourceError, MissingExtraError, DocumentError):
+    except (MissingExtraError, DocumentError):
         raise
     except Exception as error:  # each client library has its own exceptions, and their messages may contain keys
         cause: BaseException | None = error

@@ -292,13 +292,11 @@ class TableFolder:
 
     def _list_sizes(self) -> dict[str, int | None]:
         """Return the names in the folder with their sizes in bytes."""
-        with self._convert_errors("read"), convert_store_errors(self.location):
+        with self._convert_errors("read"), convert_store_errors(self.location), suppress(FileNotFoundError):
             self._filesystem.invalidate_cache()
-            try:
-                entries = self._filesystem.ls(self._path, detail=True)
-            except FileNotFoundError:
-                return {}
+            entries = self._filesystem.ls(self._path, detail=True)
             return {str(entry["name"]).rstrip("/").rpartition("/")[2]: entry.get("size") for entry in entries}
+        return {}
 
     def _read_file(self, name: str) -> bytes | None:
         """Return a file's content; None if it does not exist."""
@@ -306,10 +304,9 @@ class TableFolder:
             self._filesystem.invalidate_cache()
             if self._folder is not None and (self._folder / name).exists() and not (self._folder / name).is_file():
                 raise DocumentError(f"{name} is not a regular file", hint="Remove it, or choose a new folder.")
-            try:
+            with suppress(FileNotFoundError):
                 return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
-            except FileNotFoundError:
-                return None
+        return None
 
     def _read_part(self, part: TablePart) -> bytes | None:
         """Return a part's content; None if it is missing or differs from what was written."""

@@ -9,7 +9,6 @@ import csv
 import hashlib
 import importlib
 import io
-import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.parquet_rows import iter_rows, open_parquet
 
 TABLE_SUFFIXES: Final = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
-_DEFAULT_TEXT_COLUMN, _DEFAULT_PATH_COLUMN = "text", "path"
 _MAX_LINE_BYTES: Final = 2**30
 _MAX_NAMED_COLUMNS: Final = 20
 
@@ -57,14 +55,11 @@ class InputColumns:
         """
         columns, all_names = self, list_names(names, _MAX_NAMED_COLUMNS) or "none"
         if self.text is None and self.path is None:
-            columns = replace(
-                self,
-                text=_DEFAULT_TEXT_COLUMN if _DEFAULT_TEXT_COLUMN in names else None,
-                path=_DEFAULT_PATH_COLUMN if _DEFAULT_PATH_COLUMN in names else None,
-            )
-            if columns.text is None and columns.path is None:
+            text, path = ("text" if "text" in names else None), ("path" if "path" in names else None)
+            columns = replace(self, text=text, path=path)
+            if text is None and path is None:
                 raise DocumentError(
-                    f"{table} has neither a column {_DEFAULT_TEXT_COLUMN!r} nor {_DEFAULT_PATH_COLUMN!r}",
+                    f"{table} has neither a column 'text' nor 'path'",
                     hint=f"Choose one with --text-column or --path-column. Its columns are: {all_names}.",
                 )
         for name in columns.needed_columns:
@@ -262,10 +257,7 @@ def is_table(location: str) -> bool:
 
 def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:
     reader = io.BufferedReader(file, 2**20) if isinstance(file, io.RawIOBase) else file
-    for line_number in itertools.count(1):
-        line = reader.readline(_MAX_LINE_BYTES)
-        if not line:
-            return
+    for line_number, line in enumerate(iter(partial(reader.readline, _MAX_LINE_BYTES), b""), 1):
         if line.isspace():
             continue
         try:

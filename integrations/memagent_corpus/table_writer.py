@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from memagent_corpus.corpus_ledger import CorpusLedger
@@ -34,53 +34,41 @@ class TableWriter:
     The caller must hold the lock of the table (`corpus_run.lock_table`), and call `recover` first.
 
     Args:
-        table: the table to write.
-        settings: the settings of its rows.
-        description: the description of the input.
+        table: the table to write, which this run has taken over.
         columns: the typed columns of its rows, if the answers have a schema.
         rows_per_part: rows in each part. The last part has fewer.
+        delete_checkpoints: called with the ids of rows once they are in a part, if the checkpoints are shared with
+            other machines. Until then, another machine needs the checkpoints to recover these rows.
 
     Raises:
-        CorpusError: the table has other settings, or the ledger cannot be opened. All methods raise it if the ledger or
-            the table cannot be written, or if another run has taken over.
+        CorpusError: the ledger cannot be opened. All methods raise it if the ledger or the table cannot be written, or
+            if another run has taken over.
     """
 
     def __init__(
         self,
         table: TableFolder,
-        settings: Mapping[str, Any],
-        description: str,
-        columns: Sequence[TypedColumn] = (),
-        *,
-        rows_per_part: int = 10_000,
+        columns: Sequence[TypedColumn],
+        rows_per_part: int,
+        delete_checkpoints: Callable[[Iterable[str]], None] | None,
     ) -> None:
-        self.table, self._columns = table, columns
+        self.table, self._columns, self._delete_checkpoints = table, columns, delete_checkpoints
         self._rows_per_part = max(1, rows_per_part)
         self._count_lock, self._write_lock = threading.Lock(), threading.Lock()
         self._waiting_rows = self._waiting_bytes = 0
         self._last_write_time = time.monotonic()
-        self._delete_checkpoints: Callable[[Iterable[str]], None] | None = None
-        self._parts = list(table.take_over(settings, description).parts)
-        """The parts that the manifest listed at the start."""
         self.ledger = CorpusLedger(table.work_folder / LEDGER_FILE)
 
-    def recover(
-        self,
-        *,
-        drop_damaged: bool = False,
-        delete_checkpoints: Callable[[Iterable[str]], None] | None = None,
-    ) -> None:
+    def recover(self, parts: Sequence[TablePart], *, drop_damaged: bool = False) -> None:
         """Make ledger and table agree after a kill, a lost ledger, or writes from another machine.
 
         Args:
+            parts: the parts in the manifest.
             drop_damaged: remove damaged and missing parts from the table. Their documents count as not read.
-            delete_checkpoints: called with the ids of rows once they are in a part, if the checkpoints are shared with
-                other machines. Until then, another machine needs the checkpoints to recover these rows.
 
         Raises:
             CorpusError: a part is damaged or missing.
         """
-        self._delete_checkpoints, parts = delete_checkpoints, self._parts
         if damaged_parts := self.table.find_damaged_parts(parts):
             if not drop_damaged:
                 raise CorpusError(
@@ -93,15 +81,15 @@ class TableWriter:
         ledger_parts = self.ledger.list_parts()
         for part in ledger_parts:
             if part not in parts:
-                self.ledger.forget_part(part)
+                self.ledger.replace_part(part, None)
         new_parts = [part for part in parts if part not in ledger_parts]
         for part in new_parts:
             rows = self.table.read_part_rows(part, ["id", "document", "question", "error"])
             self.ledger.adopt_part(
                 part, ((row["id"], row["document"], row["question"], row["error"] is not None) for row in rows)
             )
-        if delete_checkpoints and new_parts:  # a lost machine may have stopped before it deleted these
-            delete_checkpoints(str(row["id"]) for row in self.table.read_part_rows(new_parts[-1], ["id"]))
+        if self._delete_checkpoints and new_parts:  # a lost machine may have stopped before it deleted these
+            self._delete_checkpoints(str(row["id"]) for row in self.table.read_part_rows(new_parts[-1], ["id"]))
         self.table.remove_unlisted_files()
         self._rewrite_stale_parts()
         self._count_waiting_rows()
@@ -123,7 +111,7 @@ class TableWriter:
         with self._write_lock:  # a cancelled task leaves its thread running
             if all_rows:
                 self._count_waiting_rows()
-            while self._waiting_rows >= self._rows_per_part or (self._waiting_rows and (all_rows or self.is_part_due)):
+            while self._waiting_rows and (all_rows or self.is_part_due):
                 self._write_part()
                 self._count_waiting_rows()
                 self._last_write_time = time.monotonic()

@@ -13,7 +13,7 @@ anyone, so its roots can only narrow the server's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,21 +36,13 @@ _ROOTS_TIMEOUT = timedelta(seconds=10)
 """The time that a client may take to list its roots."""
 
 
+@dataclass(frozen=True)
 class RequestRoots:
-    """The server's roots, and those of each request's client.
+    """The server's roots, and those of each request's client."""
 
-    Args:
-        server_roots: folders or single files.
-        max_bytes: the maximum size of a file or text, in bytes.
-        trust_client: whether a client's roots count if the server has none.
-
-    Raises:
-        FileNotFoundError: a root does not exist.
-    """
-
-    def __init__(self, server_roots: Iterable[Path | str] = (), *, max_bytes: int, trust_client: bool) -> None:
-        self.server_roots = AllowedRoots(server_roots, max_bytes=max_bytes)
-        self._trust_client = trust_client
+    server_roots: AllowedRoots
+    trust_client: bool
+    """Whether a client's roots count if the server has none."""
 
     async def find_allowed(self, context: ToolContext) -> AllowedRoots:
         """Return the roots for the client of this request.
@@ -61,7 +53,7 @@ class RequestRoots:
         client_roots = await _request_client_roots(context)
         if client_roots is None:
             return self.server_roots
-        if not self.server_roots.roots and self._trust_client:
+        if not self.server_roots.roots and self.trust_client:
             return AllowedRoots(client_roots, max_bytes=self.server_roots.max_bytes)
         return self.server_roots.within(client_roots)
 

@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 from memagent_graph.addresses import LOCAL_NAMES, format_host
 from memagent_graph.bounded_http import BOUNDED_HTTP
+from memagent_graph.documents.allowed_paths import AllowedRoots
 from memagent_graph.plain_text import make_one_line, make_printable
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
@@ -111,7 +112,7 @@ def make_server(
     Raises:
         FileNotFoundError: a root does not exist.
     """
-    request_roots = RequestRoots(roots, max_bytes=max_bytes, trust_client=trust_client_roots)
+    request_roots = RequestRoots(AllowedRoots(roots, max_bytes=max_bytes), trust_client_roots)
     tools = Tools(reader, request_roots, max_limits=limits or Limits())
     server = MemAgentServer(tools)
     for tool in tools.supported_tools:

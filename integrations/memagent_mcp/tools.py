@@ -186,7 +186,10 @@ class Tools:
         read = self.active_reads.find(run_id)
         if read is None or read.outcome is not None:
             read_limits = self.max_limits.tighten(Limits(max_chunks, max_tokens, max_seconds))
-            read = await asyncio.to_thread(self._load_past_read, run_id)
+            read = ActiveRead(run_id, "", "the document")
+            if self.reader.run_log is not None:
+                record = await asyncio.to_thread(self.reader.run_log.get, run_id)
+                read = ActiveRead(run_id, record.question, record.document["name"])
             self.active_reads.register(read)
             self.active_reads.start_in_background(
                 self.active_reads.run(read, self.reader.astream_resume(run_id, limits=read_limits), None)
@@ -258,17 +261,6 @@ class Tools:
             if unexpected_errors or len(failures) == len(reads):
                 raise (unexpected_errors or failures)[0]
         return await _make_reading_result(reference["name"], reference["size"], [reads[text] for text in texts])
-
-    def _load_past_read(self, run_id: str) -> ActiveRead:
-        """Return a past run as a read that can be continued.
-
-        Raises:
-            RunNotFoundError: the log has no such run.
-        """
-        if self.reader.run_log is None:
-            return ActiveRead(run_id, "", "the document")
-        record = self._log.get(run_id)
-        return ActiveRead(run_id, record.question, record.document["name"])
 
     async def _await_result(self, context: ToolContext, read: ActiveRead, seconds: float | None) -> CallToolResult:
         """Wait for a read, report its progress, and return its state after `seconds` (None: no limit) or at its end."""
@@ -352,13 +344,9 @@ async def shield_work(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _make_reading_result(document: str, document_bytes: int | None, reads: list[ActiveRead]) -> CallToolResult:
-    def build_result() -> CallToolResult:
-        reading = Reading(
-            document=document, document_bytes=document_bytes, answers=[make_answer_data(read) for read in reads]
-        )
-        return _make_result(reading, "\n\n".join(format_answer(read) for read in reads))
-
-    return await asyncio.to_thread(build_result)
+    answers = await asyncio.to_thread(lambda: [make_answer_data(read) for read in reads])
+    text = await asyncio.to_thread(lambda: "\n\n".join(map(format_answer, reads)))
+    return _make_result(Reading(document=document, document_bytes=document_bytes, answers=answers), text)
 
 
 def _make_result(report: Reading | RunListing | RunReport, text: str) -> CallToolResult:

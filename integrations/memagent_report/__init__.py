@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -128,13 +129,12 @@ async def _run_report(job: ReportJob) -> dict[str, Any]:
                 if "report" in snapshot.values:
                     return dict(snapshot.values["report"])
                 state = None if snapshot.next else {}
-        options: dict[str, Any] = {"durability": "sync"} if checkpointer is not None else {}
-        final_state = await graph.ainvoke(state, config, **options)
+        final_state = await graph.ainvoke(state, config, durability="sync" if checkpointer is not None else None)
     return dict(final_state["report"])
 
 
 async def _store_documents(agent: MemAgent, sources: Sequence[DocumentSource]) -> tuple[ReportDocument, ...]:
-    """Add the documents to the store, in order. Names that occur twice get a number.
+    """Add the documents to the store, in order. Names that occur twice get a number: `a.txt (2)`.
 
     Raises:
         DocumentError: there are no documents, or none can be read.
@@ -142,36 +142,25 @@ async def _store_documents(agent: MemAgent, sources: Sequence[DocumentSource]) -
     if not sources:
         raise DocumentError("there are no documents", hint="Pass at least one.")
     failures: list[DocumentError] = []
-    report_documents: list[ReportDocument] = []
+    report_documents: dict[str, ReportDocument] = {}
     for source in sources:
         try:
             document = Document.of(source)
-            reference = await agent.store.add_async(document)
-            report_documents.append(ReportDocument(document.name, reference))
+            report_document = ReportDocument(document.name, await agent.store.add_async(document))
         except DocumentError as error:
             failures.append(error)
             message = remove_folders(" ".join(str(error).split()))
-            report_documents.append(ReportDocument(_get_display_name(source), None, message))
+            report_document = ReportDocument(_get_display_name(source), None, message)
+        name = report_document.name
+        names = itertools.chain([name], (f"{name} ({copy_number})" for copy_number in itertools.count(2)))
+        unique_name = next(name for name in names if name not in report_documents)
+        report_documents[unique_name] = replace(report_document, name=unique_name)
     if len(failures) == len(report_documents):
         raise failures[0]
-    return _make_names_unique(report_documents)
+    return tuple(report_documents.values())
 
 
 def _get_display_name(source: DocumentSource) -> str:
     if isinstance(source, Document):
         return source.name
     return Path(source).name if isinstance(source, Path) else f"a {type(source).__name__}"
-
-
-def _make_names_unique(documents: Sequence[ReportDocument]) -> tuple[ReportDocument, ...]:
-    """Make the names unique: the second `a.txt` becomes `a.txt (2)`."""
-    names: set[str] = set()
-    unique_documents = []
-    for document in documents:
-        name, copy_number = document.name, 1
-        while name in names:
-            copy_number += 1
-            name = f"{document.name} ({copy_number})"
-        names.add(name)
-        unique_documents.append(replace(document, name=name))
-    return tuple(unique_documents)

@@ -75,15 +75,15 @@ def build_checked_report(
 
 
 def check_quote(quote: SourceQuote, source: SourceText, name: str) -> SentenceProblem | None:
-    """Return the problem if a quote is not in its document or is cut within a sentence; None if it is correct.
+    """Return the problem if a quote is not at its place or is cut within a sentence; None if it is correct.
 
     Args:
         quote: the quote.
         source: the text of its document.
         name: the document's name.
     """
-    span = source.find_quote(quote.text, quote.start_char)
-    if span is None:
+    span = quote.start_char, quote.end_char
+    if not quote.text or source.text[slice(*span)] != quote.text:
         return SentenceProblem(ProblemKind.QUOTE_NOT_IN_SOURCE, f"a quote is not in {name}")
     if quote.is_whole and not source.is_whole(*span):
         return SentenceProblem(ProblemKind.QUOTE_CUT, f"a quote from {name} begins or ends within a sentence")

@@ -32,14 +32,7 @@ def escape_markdown(text: str) -> str:
     """Escape a text, in one line, so that Markdown shows it as text: no link, image, HTML, TeX, list or table cell."""
     line = " ".join(make_printable(text).split())
     line = _LINK_TEXT.sub(lambda match: "".join(filter(None, match.groups())) + _WORD_JOINER, line)
-    return _MARKDOWN_SYNTAX.sub(_escape_in_markdown, line)
-
-
-def _escape_in_markdown(match: re.Match[str]) -> str:
-    return f"{match[3]}\\{match[4]}" if match[3] else f"\\{match[0]}"
-
-
-_RESOURCE_PACKAGE = "memagent_report"
+    return _MARKDOWN_SYNTAX.sub(lambda match: f"{match[3]}\\{match[4]}" if match[3] else f"\\{match[0]}", line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +99,8 @@ def _iter_markdown_lines(section: ContentSection) -> Iterator[str]:
 
 def render_html(title: str, report_id: str, summary: str, sections: Iterable[ContentSection]) -> str:
     """Return a page without scripts that loads nothing and links only within itself. Its encoding is UTF-8."""
-    style = read_resource("page.css") + read_resource("report_page.css", _RESOURCE_PACKAGE)
-    return Template(read_resource("report_page.html", _RESOURCE_PACKAGE)).substitute(
+    style = read_resource("page.css") + read_resource("report_page.css", "memagent_report")
+    return Template(read_resource("report_page.html", "memagent_report")).substitute(
         policy=make_content_policy(style),
         title=format_page_title(title),
         style=style,

@@ -135,14 +135,14 @@ class ReportJob:
         """Choose the questions: the caller's, the policy's, or the report's own question."""
         if self.questions:
             return {"questions": list(self.questions), "events": []}
-        if reason := await self._find_obstacle(ReportPlan(), QUESTIONS):
-            detail = f"{reason}; every document is read for the report's question itself"
-            return {"questions": [self.question], "events": [_make_event(EventKind.NOT_PLANNED, detail)]}
-        beginnings = await asyncio.to_thread(self._read_beginnings)
-        result = await self._run_strategy(ReportPlan(), beginnings, "documents", "plan")
-        if result.answer:
-            return {"questions": result.answer.splitlines(), "events": []}
-        detail = "the policy wrote no question; every document is read for the report's question itself"
+        reason = await self._find_obstacle(ReportPlan(), QUESTIONS)
+        if not reason:
+            beginnings = await asyncio.to_thread(self._read_beginnings)
+            result = await self._run_strategy(ReportPlan(), beginnings, "documents", "plan")
+            if result.answer:
+                return {"questions": result.answer.splitlines(), "events": []}
+            reason = "the policy wrote no question"
+        detail = f"{reason}; every document is read for the report's question itself"
         return {"questions": [self.question], "events": [_make_event(EventKind.NOT_PLANNED, detail)]}
 
     def _send_documents(self, state: ReportState) -> list[Send]:
@@ -159,7 +159,7 @@ class ReportJob:
             return self._make_failed_row(task, document.error or "")
         run_ids = [self._derive_run_id(document.reference, question) for question in questions]
         reads = [
-            partial(self._read_one, document, question, run_id)
+            partial(self._read_one, document.name, document.reference, question, run_id)
             for question, run_id in zip(questions, run_ids, strict=True)
         ]
         async with AsyncExitStack() as stack:
@@ -173,7 +173,7 @@ class ReportJob:
             raise fatal_errors[0]
         if errors:
             return self._make_failed_row(task, remove_folders(" ".join(str(errors[0]).split())))
-        source = await asyncio.to_thread(self._load_source, document)
+        source = await asyncio.to_thread(SourceText.load, self.agent.store, document.reference)
         cells = []
         for question_number, result in enumerate(outcomes):
             assert isinstance(result, ReadResult)  # noqa: S101  errors were raised above
@@ -192,11 +192,12 @@ class ReportJob:
         key = f"{reference['key']} {question}".encode("utf-8", "surrogatepass")
         return f"{self.run_id_prefix}-{sha256(key).hexdigest()[:20]}"
 
-    async def _read_one(self, document: ReportDocument, question: str, run_id: str, barrier: Barrier) -> ReadResult:
-        on_update = None if self.on_update is None else partial(self.on_update, document.name, question)
-        assert document.reference is not None  # noqa: S101  `_read_document` has checked it
+    async def _read_one(
+        self, name: str, reference: DocumentRef, question: str, run_id: str, barrier: Barrier
+    ) -> ReadResult:
+        on_update = None if self.on_update is None else partial(self.on_update, name, question)
         return await self.agent.aresume_or_read(
-            run_id, document.reference, question, on_update=on_update, limits=self.limits, barrier=barrier
+            run_id, reference, question, on_update=on_update, limits=self.limits, barrier=barrier
         )
 
     async def _write(self, state: ReportState) -> ReportState:
@@ -228,8 +229,9 @@ class ReportJob:
         quoted_documents = dict.fromkeys(position.document for position, _ in matrix.quotes())
         # One text at a time, because all of them may not fit in memory.
         sources = (
-            (document_number, self._load_source(matrix.documents[document_number]))
+            (document_number, SourceText.load(self.agent.store, reference))
             for document_number in quoted_documents
+            if (reference := matrix.documents[document_number].reference) is not None
         )
         events = [msgspec.convert(event, ReportEvent) for event in state.get("events", ())]
         draft = msgspec.convert(state["draft"], Draft)
@@ -245,10 +247,6 @@ class ReportJob:
             for cell in state["cells"][str(document_number)]
         ]
         return EvidenceMatrix(self.question, tuple(state["questions"]), self.documents, tuple(cells))
-
-    def _load_source(self, document: ReportDocument) -> SourceText:
-        assert document.reference is not None  # noqa: S101  only documents in the store have quotes
-        return SourceText.load(self.agent.store, document.reference)
 
     def _read_beginnings(self) -> str:
         lines = []

@@ -224,8 +224,8 @@ class ReportWriting(Strategy):
         pairs = len(find_pairs_to_judge(matrix)[0]) if self.judge else 0
         if not self.write:
             return {"outline": [], "pairs": pairs}
-        answers, omitted_count = _fit_lines(_format_answers(matrix), context, context.budget.chunk_tokens)
-        reply = await step.ask(OUTLINE, chunk=answers, parents=(), events=_list_omissions(omitted_count, "answers"))
+        answers, omissions = _fit_lines(_format_answers(matrix), "answers", context)
+        reply = await step.ask(OUTLINE, chunk=answers, parents=(), events=omissions)
         outline: list[tuple[str, list[int]]] = []
         for heading, numbers in reply.value or ():
             if known_numbers := [number for number in numbers if 0 <= number < len(matrix.questions)]:
@@ -280,41 +280,31 @@ def _format_quotes(matrix: EvidenceMatrix, questions: Sequence[int]) -> Iterator
             yield f'[q{quote_number}] {matrix.documents[position.document].name}{page}: "{text}"'
 
 
-def _fit_lines(lines: Iterator[str], context: ReaderContext, max_tokens: int) -> tuple[str, int]:
-    """Return the lines that fit in `max_tokens` tokens of the prompt, and how many do not."""
+def _fit_lines(lines: Iterator[str], noun: str, context: ReaderContext) -> tuple[str, list[ReadEvent]]:
+    """Return the lines that fit in the chunk of a prompt, and an event if others, called `noun`, do not."""
     prompt_lines: list[str] = []
     tokens = omitted_count = 0
     for line in lines:
         line_tokens = context.count_shown_tokens(line) + 2
-        if tokens + line_tokens > max_tokens:
+        if tokens + line_tokens > context.budget.chunk_tokens:
             omitted_count += 1
             continue
         prompt_lines.append(line)
         tokens += line_tokens
-    return "\n".join(prompt_lines), omitted_count
-
-
-def _list_omissions(count: int, noun: str) -> list[ReadEvent]:
-    detail = f"{count} {noun} did not fit into the prompt"
-    return [ReadEvent(EventKind.SHORTENED_CHUNK, None, detail)] if count else []
+    detail = f"{omitted_count} {noun} did not fit into the prompt"
+    events = [ReadEvent(EventKind.SHORTENED_CHUNK, None, detail)] if omitted_count else []
+    return "\n".join(prompt_lines), events
 
 
 async def _write_section(state: WritingBranch, step: StepContext) -> Change:
     matrix, section_number = _load_matrix(state, step), state["number"]
     heading, questions = state["outline"][section_number]
     section = make_extractive_section(matrix, heading, tuple(questions))
-    quotes, omitted_count = _fit_lines(
-        _format_quotes(matrix, questions), step.context, step.context.budget.chunk_tokens
-    )
+    quotes, omissions = _fit_lines(_format_quotes(matrix, questions), "quotes", step.context)
     if quotes:
         short_heading = step.context.truncate(heading, step.context.budget.memory_tokens)
         reply = await step.ask(
-            SECTION,
-            chunk=quotes,
-            heading=short_heading,
-            slot=section_number,
-            parents=(),
-            events=_list_omissions(omitted_count, "quotes"),
+            SECTION, chunk=quotes, heading=short_heading, slot=section_number, parents=(), events=omissions
         )
         if reply.value is not None:
             positions = {number: position for number, (position, _) in enumerate(matrix.quotes(), 1)}

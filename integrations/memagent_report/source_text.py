@@ -1,4 +1,4 @@
-"""Extracts quotes from a document's text, for the cell of a finished read, and finds quotes in it again.
+"""Extracts quotes from a document's text, for the cell of a finished read, and finds their sentences again.
 
 Quotes are copied from the text. A quote is in a document only if all of its characters are there, in order.
 """
@@ -48,10 +48,6 @@ class SourceText:
         """
         return cls(store.read(document, 0, document["size"]), store.sections(document))
 
-    def find_page(self, start: int) -> str | None:
-        """Return the page or source of a character; None if the document has neither."""
-        return find_section_label(self.sections, start)
-
     def find_sentence(self, start: int, end: int) -> tuple[int, int, bool]:
         """Return the complete sentences, list items or table rows around a passage.
 
@@ -81,19 +77,6 @@ class SourceText:
         first_start, _, is_first_whole = self.find_sentence(start, start + 1)
         _, last_end, is_last_whole = self.find_sentence(max(start, end - 1), end)
         return (first_start == start or not is_first_whole) and (last_end == end or not is_last_whole)
-
-    def find_quote(self, quote: str, near_character: int = 0) -> tuple[int, int] | None:
-        """Return the first character and the end of the occurrence of a quote that is nearest to a character.
-
-        None if the quote does not occur.
-        """
-        next_start = self.text.find(quote, near_character)
-        previous_start = self.text.rfind(quote, 0, near_character + len(quote))
-        starts = [start for start in (next_start, previous_start) if start >= 0]
-        if not starts or not quote:
-            return None
-        start = min(starts, key=lambda start: abs(start - near_character))
-        return start, start + len(quote)
 
     def _ends_sentence(self, match: re.Match[str]) -> bool:
         if match[0][0] not in ".":
@@ -175,18 +158,16 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
         if gain <= 0 or (quotes and not (candidates[best_span] & weights.keys()) - covered_terms):
             break
         covered_terms |= candidates.pop(best_span)
-        quotes.append(
-            SourceQuote(source.text[slice(*best_span)], *best_span, source.find_page(best_span[0]), spans[best_span])
-        )
+        page = find_section_label(source.sections, best_span[0])
+        quotes.append(SourceQuote(source.text[slice(*best_span)], *best_span, page, spans[best_span]))
     return tuple(quotes)
 
 
 def _weigh_terms(answer: Facts) -> dict[str, int]:
     """Return the words and values of the answer that quotes should contain, each with its weight."""
+    names = [stem(word.text) for word in answer.words if word.is_name]
     weights = dict.fromkeys(list_content_stems(answer), _ANSWER_WEIGHT)
-    for word in answer.names:
-        weights[stem(word.text)] = _FACT_WEIGHT
-    return weights | dict.fromkeys(_list_values(answer), _FACT_WEIGHT)
+    return weights | dict.fromkeys([*names, *_list_values(answer)], _FACT_WEIGHT)
 
 
 def _list_values(facts: Facts) -> list[str]:

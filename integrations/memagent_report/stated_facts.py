@@ -96,11 +96,6 @@ class Facts:
     words: tuple[Word, ...]
     """All words that are not part of a number or a date, including words with digits, such as Q3."""
 
-    @property
-    def names(self) -> tuple[Word, ...]:
-        """The words that are certainly written as proper names."""
-        return tuple(word for word in self.words if word.is_name)
-
 
 @lru_cache(maxsize=4096)
 def extract_facts(text: str) -> Facts:
@@ -276,5 +271,4 @@ def stem(word: str) -> str:
 
 def list_content_stems(facts: Facts) -> frozenset[str]:
     """Return the stems of all words except function words."""
-    words = [word.text for word in facts.words]
-    return frozenset(map(stem, select_content_words(words))) if words else frozenset()
+    return frozenset(map(stem, select_content_words(word.text for word in facts.words)))

@@ -110,9 +110,12 @@ def plan_reading(request: ChatRequest, tokenizer: Tokenizer, *, max_tokens: int,
         return [position for position in texts if token_counts[position] > longer_than]
 
     large_parts = find_texts(max(findings_tokens // 2, _STUB_TOKENS))
-    largest_parts, remaining_tokens = _choose_largest(
-        large_parts, token_counts, prompt_tokens + _STUB_TOKENS * len(file_positions), max_tokens
-    )
+    largest_parts: list[PartPosition] = []
+    remaining_tokens = prompt_tokens + _STUB_TOKENS * len(file_positions)
+    for position in sorted(large_parts, key=lambda position: -token_counts[position]):
+        if remaining_tokens > max_tokens:
+            largest_parts.append(position)
+            remaining_tokens -= _count_saved_tokens(token_counts, position)
     if remaining_tokens <= max_tokens:
         return make_plan(0, tuple(sorted([*file_positions, *largest_parts])))
     history_length, remaining_indices = 0, set(range(len(messages)))
@@ -251,23 +254,6 @@ def _cut_to_paragraphs(text: JSONText, max_tokens: int, tokenizer: Tokenizer, *,
     beginning = shorten_text(first_paragraph, tokens_each, tokenizer.count)
     end = shorten_text(last_paragraph, tokens_each, tokenizer.count)
     return f"{beginning}\n[...]\n{end}"
-
-
-def _choose_largest(
-    positions: Sequence[PartPosition], token_counts: TokenCounts, prompt_tokens: int, max_tokens: int
-) -> tuple[list[PartPosition], int]:
-    """Choose the fewest large parts so that the rest fits. If the rest never fits, choose all of them.
-
-    Returns:
-        The chosen parts, and the tokens of the rest.
-    """
-    chosen_positions: list[PartPosition] = []
-    for position in sorted(positions, key=lambda position: -token_counts[position]):
-        if prompt_tokens <= max_tokens:
-            break
-        chosen_positions.append(position)
-        prompt_tokens -= _count_saved_tokens(token_counts, position)
-    return chosen_positions, prompt_tokens
 
 
 def _count_saved_tokens(token_counts: TokenCounts, position: PartPosition) -> int:

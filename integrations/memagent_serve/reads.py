@@ -255,7 +255,6 @@ class ReadManager:
             await self.cancel(read)
         for reader in self._readers.values():
             await reader.aclose()
-        self._readers.clear()
 
     def _is_outdated(self, entry: Entry) -> bool:
         return entry.state is ReadState.FINISHED and time.time() - (entry.ended or 0.0) > self.settings.keep_seconds
@@ -288,6 +287,7 @@ class ReadManager:
 
     async def _run(self, read: ServedRead, start_kind: StartKind) -> None:
         """Read to the end, with or without followers."""
+        read_request, owner = read.read_request, read.read_request.owner
         state: ReadState = ReadState.CANCELLED
         error: Exception | None = None
         started_at = time.monotonic()
@@ -297,7 +297,15 @@ class ReadManager:
                 read.wake_followers()
                 await asyncio.to_thread(self.ledger.mark, read.run_id, ReadState.RUNNING)
                 started_at = time.monotonic()
-                result = await self._read_document(read, may_resume=start_kind is not StartKind.STARTED)
+                reader = await self.get_reader(read_request)
+                result = await reader.aresume_or_read(
+                    read.run_id,
+                    read_request.document,
+                    read_request.question,
+                    may_resume=start_kind is not StartKind.STARTED,
+                    on_update=read.add_update,
+                    limits=self.settings.limits.tighten(Limits(None, owner.max_tokens, owner.max_seconds)),
+                )
             state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
             if start_kind is not StartKind.REPEATED:
                 self.metrics.count_tokens(result.usage)
@@ -329,21 +337,6 @@ class ReadManager:
             self.ledger.mark(run_id, state, to_api_error(error).message)
         except MemAgentError as failure:
             logger.warning("%s", failure)
-
-    async def _read_document(self, read: ServedRead, *, may_resume: bool) -> ReadResult:
-        read_request = read.read_request
-        reader = await self.get_reader(read_request)
-        limits = self.settings.limits.tighten(
-            Limits(None, read_request.owner.max_tokens, read_request.owner.max_seconds)
-        )
-        return await reader.aresume_or_read(
-            read.run_id,
-            read_request.document,
-            read_request.question,
-            may_resume=may_resume,
-            on_update=read.add_update,
-            limits=limits,
-        )
 
     async def get_reader(self, read_request: ReadRequest) -> MemAgent:
         """Return a reader with the request's sampling, on the shared connections of policy and checkpoints."""

@@ -262,7 +262,7 @@ class _Engine:
         hf_logging.set_verbosity_error()  # its loading report prints names from the weights file unescaped
         try:
             # Load it first, because it refuses files of others that exceed its bounds.
-            self.tokenizer = load_tokenizer("embedded" if model == str(EMBEDDED_FOLDER) else Path(model))
+            self.tokenizer = load_tokenizer(Path(model))
             self._hf_tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             auto_model: Any = transformers.AutoModelForCausalLM
             model_on_cpu, report = auto_model.from_pretrained(

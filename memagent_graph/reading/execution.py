@@ -138,9 +138,10 @@ class Recording:
         if not self._has_begun:
             self._has_begun = True
             state, context = step.state, step.context
-            run_values = state["run_id"], state["question"], state["document"], context.log_settings, context.strategy
+            run_values = state["run_id"], state["question"], state["document"], context.log_settings
+            strategy = context.strategy, context.strategy_fingerprint
             options: Any = {"prompts": context.prompts, "trace": step.trace, "replaces_run": replaces_run}
-            self._submit(lambda: self.log.begin(*run_values, **options))
+            self._submit(lambda: self.log.begin(*run_values, *strategy, **options))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
         """Log a conversation. Only the first one of a branch and role supersedes earlier executions."""

@@ -173,7 +173,8 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
         context,
         prompts=prompts,
         budget=budget,
-        strategy=graph.identify(strategy),
+        strategy=strategy.name,
+        strategy_fingerprint=graph.compute_fingerprint(strategy),
         uses_previous_calls=strategy.uses_previous_calls,
     )
     return ReaderGraph(reader_context=context, strategy=strategy, **vars(compiled))

@@ -26,7 +26,7 @@ from memagent_graph.policies.model_info import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.prompt_cuts import PromptCutDetector
-from memagent_graph.run_log import RunLog, StrategyId
+from memagent_graph.run_log import RunLog
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.trace import Trace
 from memagent_graph.words import is_character_end
@@ -185,8 +185,10 @@ class ReaderContext:
     rules: UpdateRules = field(default_factory=UpdateRules)
     limits: Limits = field(default_factory=Limits)
     boundary: Boundary = "token"
-    strategy: StrategyId = field(default_factory=lambda: StrategyId("", ""))
-    """The strategy's name and fingerprint; `build_graph` sets it."""
+    strategy: str = ""
+    """The strategy's name; `build_graph` sets it."""
+    strategy_fingerprint: str = ""
+    """A hash of the strategy's options, roles, state and edges; `build_graph` sets it."""
     trained_prompts_only: bool = False
     """Whether the policy understands only the prompts that it was trained on."""
     window: int | None = None
@@ -225,8 +227,8 @@ class ReaderContext:
         budget = self.budget
         return ":".join(
             (
-                self.strategy.name,
-                self.strategy.fingerprint,
+                self.strategy,
+                self.strategy_fingerprint,
                 self.tokenizer.fingerprint,
                 self.prompts.fingerprint,
                 f"{budget.chunk_tokens}/{budget.memory_tokens}/{self.boundary}",

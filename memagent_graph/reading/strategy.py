@@ -38,7 +38,6 @@ from memagent_graph.reading.nodes import LoopNode, RouteNode, StepNode
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.roles import Role
-from memagent_graph.run_log import StrategyId
 
 OPEN = "open_document"
 """The first node of every graph. It resets the state of an earlier run on the same thread."""
@@ -187,8 +186,8 @@ class StrategyGraph:
         empty_values = {name: _make_empty_value(channel) for name, channel in channels if name not in _INPUT_KEYS}
         return {**empty_values, "memory": "", "run_id": state["run_id"], "settings": step.context.settings}
 
-    def identify(self, strategy: Strategy) -> StrategyId:
-        """Return the strategy's name, and a hash of its name, options, roles, state and edges."""
+    def compute_fingerprint(self, strategy: Strategy) -> str:
+        """Return a hash of the strategy's name, options, roles, state and edges."""
         options: Sequence[Field[Any]] = fields(strategy) if is_dataclass(strategy) else ()
         parts = [
             strategy.name,
@@ -204,7 +203,7 @@ class StrategyGraph:
             ),
             *sorted(self.builder.channels),
         ]
-        return StrategyId(strategy.name, hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16])
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _make_empty_value(channel: Any) -> Any:

@@ -21,7 +21,6 @@ from memagent_graph.run_log.records import (
     RunFilter,
     RunRecord,
     RunTotals,
-    StrategyId,
     TextKind,
 )
 
@@ -35,6 +34,5 @@ __all__ = [
     "RunLog",
     "RunRecord",
     "RunTotals",
-    "StrategyId",
     "TextKind",
 ]

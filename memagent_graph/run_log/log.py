@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
@@ -30,7 +30,6 @@ from memagent_graph.run_log.records import (
     RunFilter,
     RunRecord,
     RunTotals,
-    StrategyId,
     TextKind,
     describe_edit,
 )
@@ -38,8 +37,6 @@ from memagent_graph.run_log.rows import connect
 from memagent_graph.storage.database import UnknownSchemaError
 from memagent_graph.storage.database_writer import DatabaseWriter, MovedFileError
 from memagent_graph.trace import Trace
-
-_OVERWRITE: Final = StrategyId("overwrite", "")
 
 
 class RunLog:
@@ -69,7 +66,8 @@ class RunLog:
         question: str,
         document: DocumentRef,
         settings: Mapping[str, Any],
-        strategy: StrategyId = _OVERWRITE,
+        strategy: str = "overwrite",
+        strategy_fingerprint: str = "",
         *,
         prompts: Prompts | None = None,
         trace: Mapping[str, str] | None = None,
@@ -95,8 +93,8 @@ class RunLog:
             stop_reason=None,
             answer=None,
             trace=dict(trace or {}),
-            strategy=strategy.name,
-            strategy_fingerprint=strategy.fingerprint,
+            strategy=strategy,
+            strategy_fingerprint=strategy_fingerprint,
         )
 
         def write_start(connection: sqlite3.Connection) -> None:

@@ -35,15 +35,6 @@ def describe_edit(author: str | None) -> str:
     return f"{author or 'a person'} replaced the memory"
 
 
-@dataclass(frozen=True, slots=True)
-class StrategyId:
-    """A strategy: its name, and a hash of its options, roles, state and edges."""
-
-    name: str
-    fingerprint: str
-    """Empty if it is unknown."""
-
-
 class Outcome(StrEnum):
     """The use of a completion."""
 
@@ -98,7 +89,7 @@ class RunRecord:
     strategy: str = "overwrite"
     """The strategy's name."""
     strategy_fingerprint: str = ""
-    """See `StrategyId`."""
+    """A hash of the strategy's options, roles, state and edges; empty if it is unknown."""
     attempt: Time | None = None
     """Seconds since 1970 when it was read again under its id, resumed or edited last; None if it was not. Rewards of
     the run from before are of another attempt, and do not count."""

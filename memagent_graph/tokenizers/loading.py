@@ -33,6 +33,7 @@ from memagent_graph.tokenizers.pieces import cut_pieces
 from memagent_graph.words import replace_lone_surrogates
 
 EMBEDDED = "embedded"
+_EMBEDDED_FOLDER = Path(__file__).parents[1] / EMBEDDED
 _MAX_RULES = 256
 """The maximum number of rules in a tokenizer.json, which usually has 4 to 20."""
 _MAX_GROWTH = 100
@@ -182,6 +183,8 @@ class HFTokenizer:
         self._composes = self._rules.get("normalizer") is not None
         if self._fast is None:
             _ = self._backend
+        # A prompt is counted before it is sent, and again if the server does not report its tokens.
+        self._encode_cached = functools.lru_cache(maxsize=8)(self.encode)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the specification, because the library's pickle loses a setting."""
@@ -243,7 +246,7 @@ class HFTokenizer:
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
-        return len(self.encode(text))
+        return len(self._encode_cached(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +341,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         TokenizerError: the name is unknown, or the tokenizer cannot be loaded.
         MissingExtraError: the extra `hub` is not installed.
     """
-    if spec == EMBEDDED:
+    if spec in {EMBEDDED, _EMBEDDED_FOLDER}:
         return _load_embedded()
     if isinstance(spec, str) and (encoding := _find_tiktoken_encoding(spec)) is not None:
         return TiktokenTokenizer(encoding)
@@ -358,7 +361,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 @functools.cache
 def _load_embedded() -> Tokenizer:
     """Return the embedded policy's tokenizer, cached because it takes as long to parse as a few chunks to read."""
-    return _load_file(Path(__file__).parents[1] / "embedded", EMBEDDED)
+    return _load_file(_EMBEDDED_FOLDER, EMBEDDED)
 
 
 def _find_tiktoken_encoding(name: str) -> tiktoken.Encoding | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
-from langchain_memagent.rolling_history import read_messages_into_memory
+from langchain_memagent.rolling_history import RollingHistory
 from memagent_graph import MemAgent, ScriptedPolicy
 
 MakeReader = Callable[..., MemAgent]
@@ -21,7 +21,8 @@ def read_history(reader: MemAgent, memory: str, messages: list[BaseMessage]) -> 
     def ignore(run_id: str, question: str, update: Any) -> None:
         pass
 
-    return asyncio.run(read_messages_into_memory(reader, memory, messages, QUESTION, config={}, report=ignore))
+    history = RollingHistory(reader, tokens=1000, keep_messages=1)
+    return asyncio.run(history.read_into_memory(memory, messages, QUESTION, {}, ignore))
 
 
 def test_messages_are_not_stored(make_reader: MakeReader, tmp_path: Path, isolated_home: Path) -> None:

@@ -75,7 +75,7 @@ async def test_the_strategy_of_a_reported_profile_is_used(tmp_path: Path) -> Non
 
     reader = MemAgent(ProfilePolicy(["x"]), tokenizer="embedded", store=tmp_path, run_log=False)
     context = (await reader.agraph()).reader_context
-    assert reader.strategy.name == context.strategy.name == "refine"
+    assert reader.strategy.name == context.strategy == "refine"
 
 
 @pytest.mark.parametrize("strategy", ["retrieval:chunks=3", "middle_truncation"])

@@ -66,19 +66,12 @@ class ResultJournal:
     def __init__(self, journal: Journal) -> None:
         self.path = journal.path
         self._journal = journal
-        self._header, self.plans, self.commands, rows = _parse(journal.rows, journal.path)
+        header, self.plans, self.commands, rows = _parse(journal.rows, journal.path)
+        self.settings: Mapping[str, Any] = header["settings"]
+        """The settings that determine a row."""
+        self.evaluation_id = header["evaluation"]
         self.rows = {row.key: row for row in rows}
         self._last_sync_time = time.monotonic()
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings that determine a row."""
-        return self._header["settings"]
-
-    @property
-    def evaluation_id(self) -> str:
-        """The evaluation's id."""
-        return self._header["evaluation"]
 
     def add_plan(self, plan: EvaluationPlan) -> None:
         """Add the new parts of a plan.

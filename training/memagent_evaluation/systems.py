@@ -81,7 +81,7 @@ class ReaderSystem:
             StrategyError, PromptError, BudgetError: like its first read.
         """
         context = (await self._reader.copy(strategy=self.strategy).agraph()).reader_context
-        return f"{context.strategy.name} {context.strategy.fingerprint} {context.prompts.fingerprint}"
+        return f"{context.strategy} {context.strategy_fingerprint} {context.prompts.fingerprint}"
 
     async def attempt(
         self, document: DocumentRef, question: str, *, answer_tokens: int, run_id: str, repeat: int = 0

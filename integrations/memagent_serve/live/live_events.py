@@ -149,7 +149,6 @@ class ReadWatcher:
         self._reads, self._owner, self._run_id = reads, owner, run_id
         self._revision: int | None = None
         self._read: ServedRead | None = None
-        self._sent_count = 0
         self._memories_by_branch: dict[str, str] = {}
         self._memories_by_call: dict[str, str] = {}
         self._state = ""
@@ -162,18 +161,13 @@ class ReadWatcher:
         """
         entry = await asyncio.to_thread(self._reads.ledger.get, self._owner.name, self._run_id)
         read = self._reads.manager.find(self._owner, self._run_id)
-        revision = self._reads.revisions[self._run_id]
-        if revision != self._revision:
-            self._revision, self._read, self._sent_count = revision, read, 0
+        if self._reads.revisions[self._run_id] != self._revision:
+            self._revision, self._read = self._reads.revisions[self._run_id], read
             yield _make_event("snapshot", await self._make_snapshot())
-        elif read is not None and read is not self._read:
-            self._read, self._sent_count = read, 0
-        if self._read is not None:
-            while self._sent_count < len(self._read.updates):
-                update = self._read.updates[self._sent_count]
-                self._sent_count += 1
-                if update.call_id not in self._memories_by_call:
-                    yield _make_event("update", self._format_next_update(update))
+        self._read = read or self._read
+        for update in tuple(self._read.updates) if self._read is not None else ():
+            if update.call_id not in self._memories_by_call:
+                yield _make_event("update", self._format_next_update(update))
         state = json.dumps([entry.edited, format_read(entry, read)["state"]])
         if state != self._state:
             self._state = state

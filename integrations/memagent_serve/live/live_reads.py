@@ -66,18 +66,16 @@ class LiveReads:
         for question in questions:
             _require_answerable(question, context, "questions")
         references = [await self._resources.uploads.read_text(owner, file_id) for file_id in files]
-        document = references[0] if len(references) == 1 else await self._join_documents(owner, references)
+        document, store = references[0], self._reader.store
+        if len(references) > 1:
+            sources = [Source(ref["name"], partial(iter_stored_pieces, store, ref), ref) for ref in references]
+            document = await self._resources.uploads.add_text(owner, join_sources(sources))
         reads = []
         for question in questions:
             request = ReadRequest(owner=owner, document=document, question=question, sampling=context.sampling)
             read, _ = await self.manager.start(request, read_again=read_again)
             reads.append(read)
         return reads
-
-    async def _join_documents(self, owner: Owner, references: Sequence[DocumentRef]) -> DocumentRef:
-        store = self._reader.store
-        sources = [Source(ref["name"], partial(iter_stored_pieces, store, ref), ref) for ref in references]
-        return await self._resources.uploads.add_text(owner, join_sources(sources))
 
     # Queries
 

@@ -20,7 +20,7 @@ from support.programs import Program
 
 from memagent_graph.cli.run_choice import parse_time
 from memagent_graph.cli.runs import _make_table
-from memagent_graph.run_log import RunLog, RunTotals, StrategyId
+from memagent_graph.run_log import RunLog, RunTotals
 from memagent_graph.storage.file_locks import lease
 from memagent_graph.storage.private_files import get_default_checkpoints, get_default_run_log
 
@@ -55,7 +55,7 @@ def test_runs_are_listed_newest_first_with_their_totals(log) -> None:
 def test_strategies_are_listed_if_one_is_not_the_default(log) -> None:
     write_run(log, "a")
     assert "strategy" not in memagent("runs").stdout
-    log.wait(log.begin("b", "Who?", DOCUMENT, {}, StrategyId("map_reduce", "f1")))
+    log.wait(log.begin("b", "Who?", DOCUMENT, {}, "map_reduce", "f1"))
     header, newest_line, oldest_line = memagent("runs").stdout.splitlines()[:3]
     assert "strategy" in header and "map_reduce" in newest_line and "overwrite" in oldest_line
     runs = json.loads(memagent("runs", "--json").stdout)["runs"]

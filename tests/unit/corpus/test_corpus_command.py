@@ -111,7 +111,7 @@ def test_each_kind_of_error_has_its_own_exit_code(corpus: CorpusCommandRunner, t
     stderr = corpus.run(code=ExitCode.DOCUMENT).stderr
     assert "1 document read" in stderr and "3 rows in" in stderr and "--retry-failed" in stderr
     stderr = corpus.run("--memory-tokens", "70", code=ExitCode.SETTINGS).stderr
-    assert "memory_tokens: 60 in the table, 70 now" in stderr
+    assert "memory_tokens: 60 in the table, 70 now" in stderr and not list(corpus.out.glob("_work/checkpoints*"))
     stderr = memagent("corpus", corpus.folder, "--out", tmp_path, "--model", "embedded", code=ExitCode.USAGE).stderr
     assert "there is no question" in stderr
 

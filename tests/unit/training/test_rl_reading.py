@@ -51,7 +51,7 @@ async def test_rollouts_are_sampled_without_top_p_and_rules_of_the_profile(tmp_p
     contexts = [await serving.make_reader(1.0, as_deployed=as_deployed).aprepare() for as_deployed in (False, True)]
     assert [context.sampling.top_p for context in contexts] == [1.0, 0.95]
     assert [context.rules.invented for context in contexts] == [UpdateRule.ACCEPT, UpdateRule.KEEP_PREVIOUS]
-    assert serving.rollout_reader.settings.top_p == 1.0
+    assert serving.make_rollout_reader().settings.top_p == 1.0
     assert prepared.profile is not None
     assert (prepared.profile.temperature, prepared.profile.top_p) == (0.7, 0.95)
 

@@ -29,8 +29,6 @@ _PRESET_FOLDER = next(
 )
 """Inside the installed package, or next to it in a checkout."""
 _PRESET_HINT = "Write settings as 'name: value' lines."
-_SETTINGS_WITH_NONE_TEXT: Final = frozenset({"report_to"})
-"""Settings whose value may be the text "none"."""
 _TYPE_NAMES: Final[dict[Any, str]] = {
     bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", list: "a list",
     NoneType: "none",
@@ -97,7 +95,8 @@ def parse_value(setting: str, text: str) -> Any:
         TrainingError: the text is not a value of that type.
     """
     allowed_types = _list_plain_types(_load_type_hints().get(setting, str))
-    if NoneType in allowed_types and text.lower() in {"none", "null", ""} and setting not in _SETTINGS_WITH_NONE_TEXT:
+    # For `report_to`, "none" is a text.
+    if NoneType in allowed_types and text.lower() in {"none", "null", ""} and setting != "report_to":
         return None
     try:
         value = yaml.safe_load(text)

@@ -102,9 +102,8 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 hint="Set router_aux_loss_coef=0 to train without it.",
             )
         self.policy_versions = tuple(policy_versions)
-        self.skipped_steps = 0
-        """The number of steps that were skipped because loss or gradient was not finite."""
         self._consecutive_skips = 0
+        """The number of the latest steps that were skipped because loss or gradient was not finite."""
         self.logprob_gap: LogProbGap | None = None
         """The difference between logged and recomputed log-probs; None before the first step."""
         policy: Any = self.model
@@ -207,7 +206,6 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             self._consecutive_skips = 0
             return False
         self._consecutive_skips += 1
-        self.skipped_steps += 1
         model.zero_grad(set_to_none=True)
         step = self.state.global_step + 1
         if self._consecutive_skips > self.args.max_skipped_steps:

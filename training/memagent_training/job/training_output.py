@@ -64,7 +64,7 @@ def require_unused_folder(out: Path) -> None:
     Raises:
         TrainingError: the folder has checkpoints or weights.
     """
-    files = [*_find_checkpoint_folders(out), *(sorted(out.glob("*.safetensors")) if out.is_dir() else [])]
+    files = [*_find_checkpoint_folders(out), *sorted(out.glob("*.safetensors"))]
     if files:
         raise TrainingError(
             f"{out} already holds {files[0].name}, which would be overwritten",
@@ -151,9 +151,7 @@ def parse_checkpoint_step(checkpoint: Path) -> int | None:
 
 def _find_checkpoint_folders(out: Path) -> list[Path]:
     """Return all checkpoint folders, complete or not, newest first."""
-    steps_and_folders = [
-        (parse_checkpoint_step(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()
-    ]
+    steps_and_folders = [(parse_checkpoint_step(path), path) for path in out.glob("*") if path.is_dir()]
     return [
         path for _, path in sorted(((step, path) for step, path in steps_and_folders if step is not None), reverse=True)
     ]

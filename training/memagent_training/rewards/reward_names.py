@@ -55,13 +55,12 @@ STEP_REWARDS: Final[Mapping[str, StepRewardFunction]] = {
     "recall_gain": RecallGain(),
     "format": FormatReward(),
 }
-"""Rewards of each conversation. All but `format` compare it with gold answers or evidence."""
+"""Rewards of each conversation. All but `format` compare it with gold answers or evidence; so `format` always means the
+built-in, never a logged reward."""
 REWARD_SIGNATURE: Final = "Write def reward(run: TrainingRun) -> float | None"
 """The signature of a user's reward function, for error hints."""
 EVIDENCE_REWARDS: Final = frozenset({"evidence_f2", "evidence_f2_gain", "longrlvr", "gate_right", "exit_in_time"})
 """Rewards that need the evidence of the answers, not only gold answers."""
-_REWARDS_WITHOUT_GOLD: Final = frozenset({"format"})
-"""Rewards that need no gold answers: their names always mean the built-in, never a logged reward."""
 
 
 def resolve_reward(reward: str | RewardFunction) -> tuple[str, RewardFunction]:
@@ -126,7 +125,7 @@ def choose_term_rewards(
         elif has_gold and is_run_reward and set(term_scopes) != {Scope.RUN}:
             hint = f'Set its scope to "run", or choose one of conversations: {", ".join(STEP_REWARDS)}.'
             raise RewardError(f"the credit term {name!r} is a reward of whole runs", hint=hint)
-        elif name in _REWARDS_WITHOUT_GOLD or not has_logged or (has_gold and (is_run_reward or name in STEP_REWARDS)):
+        elif name == "format" or not has_logged or (has_gold and (is_run_reward or name in STEP_REWARDS)):
             functions[name] = find_built_in_reward(name)
         else:
             functions[name] = LoggedReward(name) if set(term_scopes) == {Scope.RUN} else LoggedStepReward(name)

@@ -115,7 +115,7 @@ class Collector:
     async def _read_questions(self, collection_number: int, stage: int) -> Collection:
         has_step_rewards = any(term.reward != OUTCOME for term in self._terms)
         return await collect(
-            self._backend.rollout_reader,
+            self._backend.make_rollout_reader(),
             self._draw_questions(collection_number, stage),
             self._prepared.job.collect,
             name=_make_collection_name(collection_number),

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MODEL_NAME: Final = "policy"
 _VERSION_PREFIX: Final = "iteration-"
 _LOGPROBS_OPTIONS: Final = ("--logprobs-mode", "processed_logprobs")
 """Server options for log-probs of the sampled distribution at any temperature."""
@@ -46,8 +45,6 @@ class PolicyBackend(ABC):
         self._folder = job.out / POLICIES
         self._policy = policy
         self.run_log = RunLog(job.out / RUN_LOG)
-        self.rollout_reader = self._make_rollout_reader()
-        """The reader for training, at its sampling temperature and with a log."""
 
     async def close(self) -> None:
         """Close the readers' resources."""
@@ -85,7 +82,8 @@ class PolicyBackend(ABC):
         """Return the iteration whose initial weights have this name."""
         return int(version.removeprefix(_VERSION_PREFIX))
 
-    def _make_rollout_reader(self) -> MemAgent:
+    def make_rollout_reader(self) -> MemAgent:
+        """Return a reader for training, at its sampling temperature and with a log."""
         return self.make_reader(self._prepared.job.temperature, run_log=self.run_log, logprobs=True)
 
     def make_reader(self, temperature: float, *, as_deployed: bool = False, **options: Any) -> MemAgent:
@@ -137,7 +135,6 @@ class LocalBackend(PolicyBackend):
             processed_logprobs=True,
             chat_template_kwargs=parse_template_arguments(self._prepared.job.chat_template_kwargs),
         )
-        self.rollout_reader = self._make_rollout_reader()
         await previous_policy.aclose()
         self._delete_old_policies(iteration)
 
@@ -159,7 +156,6 @@ class ServerBackend(PolicyBackend):
             self._own_server = VLLMServer(
                 prepared.base.folder,
                 log_file=job.out / "server.log",
-                model_name=_MODEL_NAME,
                 max_lora_rank=job.lora_rank if job.serves_adapters else None,
                 dev_mode=not job.serves_adapters,
                 gpus=job.server_gpus,
