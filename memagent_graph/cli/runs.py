@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
+from rich import filesize
 
 from memagent_graph.cli.options import JSONOption, LogOption, StoreOption, print_json
 from memagent_graph.cli.run_choice import LATEST, LISTED_RUNS, RunArgument, RunChoice, find_run, open_log
@@ -184,7 +185,7 @@ class Export(RunChoice):
         typer.echo(
             f"{format_count(report.runs, 'run')} with {format_count(report.conversations, 'conversation')} and "
             f"{format_count(report.rewards, 'reward')} in {make_one_line(str(self.destination))}, "
-            f"{_format_size(report.bytes)}",
+            f"{filesize.decimal(report.bytes)}",
             err=True,
         )
 
@@ -279,7 +280,7 @@ def _delete_runs(log: RunLog, records: Sequence[RunRecord], command: Runs) -> No
     if command.as_json:
         print_json({"deleted": deleted_count, "bytes_freed": freed_bytes, "being_read": open_runs})
         return
-    typer.echo(f"{format_count(deleted_count, 'run')} deleted, {_format_size(freed_bytes)} freed", err=True)
+    typer.echo(f"{format_count(deleted_count, 'run')} deleted, {filesize.decimal(freed_bytes)} freed", err=True)
 
 
 def _is_being_read(log: RunLog, run_id: str) -> bool:
@@ -302,18 +303,10 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
     run_count, conversations = log.counts()
     terminal.print(
         f"{len(records):,} of {format_count(run_count, 'run')} with {format_count(conversations, 'conversation')}, "
-        f"{_format_size(log.size_bytes)}, in {make_one_line(str(log.path))}",
+        f"{filesize.decimal(log.size_bytes)}, in {make_one_line(str(log.path))}",
         markup=False,
         soft_wrap=True,
     )
-
-
-def _format_size(byte_count: int) -> str:
-    """Return a number of bytes in a suitable unit."""
-    for unit_size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if byte_count >= unit_size:
-            return f"{byte_count / unit_size:.1f} {unit}"
-    return f"{byte_count} bytes"
 
 
 def _describe_id_count(totals: RunTotals) -> str:

@@ -227,13 +227,14 @@ def find_sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
 def _make_evidence(quote: Quote, text_start: int, places: Places, **values: Any) -> Evidence:
     """Return the evidence for a quote from a text that begins at `text_start` in the document."""
     start = text_start + quote.start
+    page = places.find_page(start)
     return Evidence(
         start_char=start,
         end_char=text_start + quote.end,
         quote=quote.chunk.text[quote.start : quote.end],
         section=places.find_section(start),
-        page=places.find_page(start),
-        link=places.make_link(start),
+        page=page,
+        link=f"{places.link_prefix}#page={page}" if places.link_prefix and page is not None else None,
         **values,
     )
 

@@ -42,11 +42,6 @@ class Places:
             return source.label if source else None
         return heading.label
 
-    def make_link(self, char: int) -> str | None:
-        """Return a link that opens the PDF file at the page of a character; None for other documents."""
-        page = self.find_page(char)
-        return f"{self.link_prefix}#page={page}" if self.link_prefix and page is not None else None
-
 
 def find_section_label(sections: Sequence[SourceMark], start_char: int) -> str | None:
     """Return the label of the page or source of a character; None before the first label."""

@@ -47,11 +47,6 @@ class Step:
     """Whether the step changed the memory, has events, merged branches, or read what the final memory quotes."""
 
     @property
-    def short_name(self) -> str:
-        """The name in a list of chunks: for a chunk on the trunk only its number."""
-        return self.name.removeprefix("chunk ").replace(", branch", " on branch", 1)
-
-    @property
     def changed(self) -> bool:
         """Whether the memory changed."""
         return bool(self.diff)

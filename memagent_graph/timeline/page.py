@@ -12,7 +12,6 @@ import hashlib
 import html
 import json
 import re
-import stat
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -87,20 +86,15 @@ def write_page(page: str, path: Path, *, force: bool = False) -> None:
 
 
 def _find_obstacle(path: Path, *, force: bool) -> str | None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+    if path.is_symlink():
+        return None if force else "is a link"
+    if path.exists() and not path.is_file():
         return "is not a file"
-    if force:
+    if force or not path.exists():
         return None
-    if stat.S_ISLNK(mode):
-        return "is a link"
     with path.open("rb") as file:
-        return (
-            None if _GENERATOR_TAG in file.read(_GENERATOR_TAG_BYTES) else "exists, and this command did not write it"
-        )
+        is_page = _GENERATOR_TAG in file.read(_GENERATOR_TAG_BYTES)
+    return None if is_page else "exists, and this command did not write it"
 
 
 def _dump_json(value: Any) -> str:

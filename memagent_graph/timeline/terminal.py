@@ -167,8 +167,9 @@ def _render_memory_lines(timeline: Timeline) -> list[RenderableType]:
         first_step = timeline.find_step(line.update).name
         origin = f"edited by a person at {first_step}" if line.edited else first_step
         if line.reworded:
-            rewording_steps = [timeline.find_step(update).short_name for update in line.reworded]
-            origin += f", reworded at {list_names(rewording_steps, MAX_NAMES)}"
+            names = [timeline.find_step(update).name.removeprefix("chunk ") for update in line.reworded]
+            short_names = [name.replace(", branch", " on branch", 1) for name in names]
+            origin += f", reworded at {list_names(short_names, MAX_NAMES)}"
         quotes = timeline.list_quotes(index)
         origin += f"; {line.coverage:.0%} of its words quoted" if quotes else "; no verbatim quote"
         parts.append(Padding(Text(make_printable(origin), style="dim"), (0, 0, 0, 2)))
