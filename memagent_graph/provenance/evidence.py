@@ -15,7 +15,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from memagent_graph.calls import Span, Writes
+from memagent_graph.calls import Call, Span
 from memagent_graph.events import EventKind
 from memagent_graph.grouping import group_values
 from memagent_graph.no_answers import gives_no_answer
@@ -165,36 +165,32 @@ def find_provenance(
 
 
 def find_excerpt_evidence(
-    trace: Trace, answer: str, span_text: Callable[[Span], str | None], places: Places
+    call: Call, supported_text: str, span_text: Callable[[Span], str | None], places: Places
 ) -> tuple[Evidence, ...]:
     """Return quotes from an excerpt, for a run that showed one instead of reading chunks.
 
     Args:
-        trace: the run. Without an excerpt there are no quotes.
-        answer: the run's answer.
+        call: the call with the excerpt in its prompt.
+        supported_text: the answer, if it was written from the excerpt, or else the final memory.
         span_text: returns the document's text of a span; None if it is unknown.
         places: as for `find_provenance`.
 
     Returns:
-        Quotes for the sentences of the answer, if it was written from the excerpt, or else of the final memory. They
-        are whole sentences of the document, because the answer may be a single word.
+        Quotes for the sentences of the text. They are whole sentences of the document, because an answer may be a
+        single word.
     """
-    excerpt_call = trace.newest_excerpt_call
-    if excerpt_call is None:
-        return ()
     texts = {
         span_index: TokenizedText(text)
-        for span_index, span in enumerate(excerpt_call.reads)
+        for span_index, span in enumerate(call.reads)
         if (text := span_text(span)) is not None
     }
     evidence: dict[tuple[int, int, int], Evidence] = {}
-    supported_text = answer if excerpt_call.writes is Writes.ANSWER else trace.final_memory
     for line_index, line in enumerate(split_memory(supported_text)):
         line_words = TokenizedText(line)
         candidates = (find_possible_quotes(line_words, text, span_index) for span_index, text in texts.items())
         quotes = choose_quotes(line_words, chain(*candidates))
         for quote in quotes:
-            span, text = excerpt_call.reads[quote.source], quote.chunk.text
+            span, text = call.reads[quote.source], quote.chunk.text
             start, end = find_sentence_around(text, quote.start, quote.end)
             evidence.setdefault(
                 (line_index, span.start_char + start, span.start_char + end),
@@ -206,7 +202,7 @@ def find_excerpt_evidence(
                     line_index=line_index,
                     chunk_index=span.index,
                     coverage=measure_coverage(line_words, quotes),
-                    branch=excerpt_call.branch,
+                    branch=call.branch,
                     update=-1,
                 ),
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from memagent_graph.calls import Span
+from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.errors import DocumentError
@@ -60,9 +60,9 @@ class RunView:
     @cached_property
     def provenance(self) -> Provenance:
         """The provenance of the final memory, or quotes for the answer if an excerpt was shown instead of chunks."""
-        if self.trace.newest_excerpt_call is not None:
-            quotes = find_excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places)
-            return Provenance(evidence=quotes)
+        if (call := self.trace.newest_excerpt_call) is not None:
+            supported_text = self.answer or "" if call.writes is Writes.ANSWER else self.trace.final_memory
+            return Provenance(evidence=find_excerpt_evidence(call, supported_text, self.span_text, self.places))
         return find_provenance(self.trace, self.span_text, self.places)
 
     @cached_property
