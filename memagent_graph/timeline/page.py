@@ -13,6 +13,7 @@ import html
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -20,7 +21,6 @@ from typing import Any
 from urllib.parse import quote as quote_url
 
 from memagent_graph.errors import RunError
-from memagent_graph.events import ReadEvent
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.storage.private_files import write_atomically
@@ -108,7 +108,7 @@ def _make_payload(timeline: Timeline, document_link: str | None) -> dict[str, An
         "question": view.question,
         "answer": view.answer,
         "rawAnswer": None if view.raw_answer == view.answer else view.raw_answer,
-        "answerEvents": _pack_events(view.answer_events),
+        "answerEvents": list(map(asdict, view.answer_events)),
         "facts": timeline.facts,
         "branches": timeline.branches,
         "share": round(timeline.read_fraction, 3),
@@ -188,7 +188,7 @@ def _pack_step(step: Step) -> dict[str, Any]:
             "density": round(step.changed_fraction, 3),
         }
     if update.events:
-        values["events"] = _pack_events(update.events)
+        values["events"] = list(map(asdict, update.events))
     return values
 
 
@@ -217,13 +217,6 @@ def _pack_quote(timeline: Timeline, quote: Evidence) -> dict[str, Any]:
         "text": text,
         "after": after,
     }
-
-
-def _pack_events(events: Sequence[ReadEvent]) -> list[dict[str, str]]:
-    return [
-        {"kind": event.kind.value, "detail": event.detail, "rule": event.rule.value if event.rule else ""}
-        for event in events
-    ]
 
 
 _MAX_TITLE_CHARS = 80
