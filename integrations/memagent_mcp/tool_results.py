@@ -218,15 +218,15 @@ class RunReport(ToolResult):
     @classmethod
     def from_timeline(cls, timeline: Timeline) -> RunReport:
         """Build the report of a run from its timeline."""
-        view, totals = timeline.view, timeline.totals
+        view = timeline.view
         return cls.from_sources(
             view,
-            totals,
+            timeline,
             document=view.document["name"],
             began=None if view.began is None else format_time(view.began),
             memory=view.trace.final_memory,
             evidence=replace_surrogates(list_quotes(view.evidence, view)),
-            seconds=round(totals.seconds, 3),
+            seconds=round(timeline.seconds, 3),
         )
 
 

@@ -86,8 +86,7 @@ def add_policy(
     if source is not None:
         _require_matching_base(source, base)
     folder = get_policies_folder()
-    with _lock_policies(folder):
-        _remove_temporary_folders(folder)
+    with _lock_policies(folder) as temporary_folder:
         digest = None if source is None else _hash_folder(source)
         origin = PolicyOrigin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
         existing_folder = find_added_policy_folder(name)
@@ -101,7 +100,8 @@ def add_policy(
         )
         base_file = fetch_base_file(base, folder / "bases", file=file, report=report)
         report("dequantising and merging (about a minute)")
-        new_folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=folder))
+        new_folder = temporary_folder / "new"
+        new_folder.mkdir()
         _write_model(new_folder, base_file, lora)
         if source is not None:
             ignore = shutil.ignore_patterns(_ADAPTER_CONFIG, _ADAPTER_WEIGHTS, "__pycache__")
@@ -111,10 +111,10 @@ def add_policy(
         write_origin(origin, new_folder)
         for path in (new_folder, *new_folder.rglob("*")):
             path.chmod(0o700 if path.is_dir() else 0o600)
+        # A policy is never seen with only a part of its files.
         if (folder / name).exists():
-            _make_temporary(folder / name)
+            (folder / name).rename(temporary_folder / "old")
         new_folder.rename(folder / name)
-        _remove_temporary_folders(folder)
     return folder / name
 
 
@@ -125,27 +125,16 @@ def remove_policy(name: str) -> Path:
         PolicyError: there is no added policy with this name.
     """
     folder = get_policies_folder()
-    with _lock_policies(folder):
+    with _lock_policies(folder) as temporary_folder:
         policy = find_added_policy_folder(name)
         if policy is None:
             raise PolicyError(
                 f"the policy {name!r} was not added", hint="`memagent policy list` shows those that were."
             )
-        _make_temporary(policy)
-        _remove_temporary_folders(folder)
+        policy.rename(temporary_folder / "old")
         if not any(map(find_added_policy_folder, ADDABLE_POLICIES)):
             shutil.rmtree(folder / "bases", ignore_errors=True)
     return policy
-
-
-def _make_temporary(policy: Path) -> None:
-    """Move a policy's folder into a temporary one. A policy is thus never seen with only a part of its files."""
-    policy.rename(Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=policy.parent)) / policy.name)
-
-
-def _remove_temporary_folders(folder: Path) -> None:
-    for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _hash_folder(folder: Path) -> str:
@@ -320,8 +309,11 @@ def _write_gguf(base: Path, model: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _lock_policies(folder: Path) -> Iterator[None]:
-    """Hold the lock for adding and removing policies during the block. Disk errors become `PolicyError`s."""
+def _lock_policies(folder: Path) -> Iterator[Path]:
+    """Hold the lock for adding and removing policies during the block, and yield a temporary folder for it.
+
+    Disk errors become `PolicyError`s.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (folder / ".lock").open("wb") as lock:
@@ -329,7 +321,10 @@ def _lock_policies(folder: Path) -> Iterator[None]:
                 raise PolicyError(
                     f"another process is adding or removing a policy in {folder}", hint="Wait until it is done."
                 )
-            yield
+            for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):  # of a killed call
+                shutil.rmtree(path, ignore_errors=True)
+            with tempfile.TemporaryDirectory("", _TEMPORARY_PREFIX, folder, ignore_cleanup_errors=True) as temporary:
+                yield Path(temporary)
     except OSError as error:
         raise PolicyError(
             f"the policies in {folder} cannot be written: {error}",

@@ -164,6 +164,8 @@ class OpenAICompatiblePolicy:
     async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
         """Return one completion, guided by `sampling.json_schema` if the server accepts it.
 
+        Fields that the server refuses are left out from then on.
+
         Raises:
             PolicyUnreachableError: the server cannot be reached in time.
             PolicyAuthenticationError: the server answered 401 or 403.
@@ -173,42 +175,34 @@ class OpenAICompatiblePolicy:
                 redirects to another one.
         """
         async with self._connections.get().slots:
-            with_token_ids = bool(sampling.logprobs) and _is_vllm(await self.find_served_model())
-            if self._model is None:
-                await self.find_served_model()
-            return await self._complete_with_accepted_fields(prompt, sampling, with_token_ids)
-
-    async def _complete_with_accepted_fields(
-        self, prompt: Messages | TokenIds, sampling: SamplingParams, with_token_ids: bool
-    ) -> Completion:
-        """Return a completion. Fields that the server refuses are left out from then on."""
-        refused_fields: set[str] = set()
-        requested_schema = schema = sampling.json_schema if _is_chat(prompt) else None
-        while True:
-            if "response_format" in self._unsupported:
-                schema = None
-            body = self._make_body(prompt, sampling, with_token_ids, schema)
-            try:
-                completion, retries = await self._send(body, sampling)
-            except PolicyRequestError as error:
-                field = find_refused_field(error.server_message, body.keys() - self._extra_body.keys())
-                if field is not None and field not in self._unsupported:
-                    log.info("%s does not accept %s: %s", self.base_url, field, error.message)
-                    refused_fields.add(field)
-                    self._unsupported.add(field)
-                elif schema is not None:
-                    # The server may have refused the schema. If not, the next request fails, too.
+            is_vllm = (sampling.logprobs or self._model is None) and _is_vllm(await self.find_served_model())
+            refused_fields: set[str] = set()
+            requested_schema = schema = sampling.json_schema if _is_chat(prompt) else None
+            while True:
+                if "response_format" in self._unsupported:
                     schema = None
-                    log.info("%s does not accept the JSON schema: %s", self.base_url, error.message)
-                else:
-                    self._unsupported -= refused_fields
-                    message, list_error = error.server_message, self.model_list_error
-                    if list_error and self.name in message and not is_length_error(message):
-                        error.hint, error.served = f"{list_error.message}.", getattr(list_error, "served", "")
-                    raise
-            else:
-                unsupported_options = self._unsupported - {"max_tokens"}  # max_completion_tokens was sent in its place
-                notes = completion.notes + make_sampling_notes(sampling, unsupported_options)
+                body = self._make_body(prompt, sampling, is_vllm and bool(sampling.logprobs), schema)
+                try:
+                    completion, retries = await self._send(body, sampling)
+                except PolicyRequestError as error:
+                    field = find_refused_field(error.server_message, body.keys() - self._extra_body.keys())
+                    if field is not None:
+                        log.info("%s does not accept %s: %s", self.base_url, field, error.message)
+                        refused_fields.add(field)
+                        self._unsupported.add(field)
+                    elif schema is not None:
+                        # The server may have refused the schema. If not, the next request fails, too.
+                        schema = None
+                        log.info("%s does not accept the JSON schema: %s", self.base_url, error.message)
+                    else:
+                        self._unsupported -= refused_fields
+                        message, list_error = error.server_message, self.model_list_error
+                        if list_error and self.name in message and not is_length_error(message):
+                            error.hint, error.served = f"{list_error.message}.", getattr(list_error, "served", "")
+                        raise
+                    continue
+                options = self._unsupported - {"max_tokens"}  # max_completion_tokens was sent in its place
+                notes = completion.notes + make_sampling_notes(sampling, options)
                 if schema != requested_schema:
                     detail = "the server did not accept the JSON schema; decoding was not guided"
                     notes += ((EventKind.SCHEMA_REFUSED, detail),)

@@ -26,12 +26,7 @@ from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_pro
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_json_file, read_text_file
 from memagent_graph.storage.private_files import get_data_folder
 
-PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
-    "rl-memoryagent": {
-        "context_window": 8192, "question_tokens": 1024, "chunk_tokens": 5000, "memory_tokens": 1024,
-        "answer_tokens": 1024, "temperature": 0.7, "top_p": 0.95,
-    },
-}  # fmt: skip
+PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {"rl-memoryagent": {"temperature": 0.7, "top_p": 0.95}}
 """The `memagent.json` of each published model. RL-MemoryAgent-7B and -14B follow their authors' evaluation."""
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"
 """The folder of the embedded policy: weights, tokenizer, templates and card."""

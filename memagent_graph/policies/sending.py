@@ -41,26 +41,6 @@ _FIRST_PAUSE_SECONDS: Final = 0.5
 _MAX_PAUSE_SECONDS: Final = 8.0
 
 
-class SharedPause:
-    """The pause that a server requested with `Retry-After`. It applies to all requests on an event loop."""
-
-    def __init__(self) -> None:
-        self._end = self._seconds = 0.0
-
-    def extend(self, seconds: float) -> None:
-        """Make all requests wait for this time from now on."""
-        end = time.monotonic() + seconds
-        if end > self._end:
-            self._end, self._seconds = end, seconds
-
-    async def wait(self) -> None:
-        """Wait until the pause ends and for a random time after it, so that requests do not resume all at once."""
-        awaited_end = 0.0
-        while self._end > max(awaited_end, time.monotonic()):
-            awaited_end = self._end
-            await asyncio.sleep(awaited_end - time.monotonic() + random.uniform(0, _JITTER * self._seconds))
-
-
 class Sender:
     """Sends requests and decodes replies, on the event loop in which it was created.
 
@@ -69,7 +49,8 @@ class Sender:
 
     def __init__(self, server: Server) -> None:
         self.slots = asyncio.Semaphore(server.max_concurrency)
-        self.pause = SharedPause()
+        self._pause = (0.0, 0.0)
+        """The end and the length of the pause that the server requested with `Retry-After`."""
         self._server = server
         is_https = urlsplit(server.base_url).scheme == "https"
         self._session = aiohttp.ClientSession(
@@ -114,7 +95,7 @@ class Sender:
         if body is None:
             timeout = aiohttp.ClientTimeout(2 * server.connect_timeout, sock_connect=server.connect_timeout)
         while True:
-            await self.pause.wait()
+            await self._wait_for_pause()
             # The pauses double, with jitter.
             pause_seconds = min(_FIRST_PAUSE_SECONDS * 2.0**retries, _MAX_PAUSE_SECONDS) * random.uniform(0.75, 1.0)
             try:
@@ -139,7 +120,7 @@ class Sender:
                 if is_last or not is_retriable(reply.status, message):
                     raise server.make_refusal(reply.status, message, retry_after)
                 if retry_after is not None:
-                    self.pause.extend(retry_after)
+                    self._pause = max(self._pause, (time.monotonic() + retry_after, retry_after))
                     pause_seconds = 0
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError) as error:
                 if retries == server.max_retries or isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError):
@@ -147,6 +128,13 @@ class Sender:
                     raise server.make_error(error, timeout_text) from None
             await asyncio.sleep(pause_seconds)
             retries += 1
+
+    async def _wait_for_pause(self) -> None:
+        """Wait until the pause ends and for a random time after it, so that requests do not resume all at once."""
+        awaited_end = 0.0
+        while self._pause[0] > max(awaited_end, time.monotonic()):
+            awaited_end, seconds = self._pause
+            await asyncio.sleep(awaited_end - time.monotonic() + random.uniform(0, _JITTER * seconds))
 
     @asynccontextmanager
     async def relay(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any
 
 import pytest
 from aiohttp import web
-from support.fake_server import FakeServer
+from support.fake_server import HELLO, FakeServer
 from support.server_dialects import DIALECTS, LENGTH_REFUSALS, make_counting_server
 
-from memagent_graph import Budget, MemAgent, ReadResult
+from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy, ReadResult, SamplingParams
 from memagent_graph.cli.policy_checks import CheckStatus, check_policy
 from memagent_graph.errors import PolicyRequestError, PromptCutError
 from memagent_graph.events import EventKind
@@ -79,6 +80,17 @@ async def test_a_refused_field_is_renamed_in_all_later_requests() -> None:
     assert "max_tokens" in refused_request
     assert {body.get("max_completion_tokens") for body in later_requests} == {40}
     assert not any("max_tokens" in body for body in later_requests)
+
+
+async def test_a_field_may_be_refused_to_several_requests_at_once() -> None:
+    def respond(body: dict[str, Any], number: int) -> web.Response | str:
+        return web.json_response({"error": "seed is unknown"}, status=400) if "seed" in body else "ok"
+
+    with FakeServer(respond) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
+        await asyncio.gather(*(policy.complete(HELLO, SamplingParams(seed=1)) for _ in range(3)))
+        await policy.aclose()
+    assert len(server.requests) == 6
 
 
 async def test_a_field_is_sent_again_if_leaving_it_out_does_not_help() -> None:

@@ -16,7 +16,6 @@ from support.fake_server import HELLO, FakeServer
 from memagent_graph import OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.errors import PolicyOverloadedError
 from memagent_graph.policies import sending
-from memagent_graph.policies.sending import SharedPause
 
 
 class FakeClock:
@@ -35,14 +34,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: clock.now, time=time.time))
     monkeypatch.setattr(sending.asyncio, "sleep", clock.sleep)
     yield clock
-
-
-async def test_a_shorter_pause_does_not_shorten_one_that_lasts(clock: FakeClock) -> None:
-    pause = SharedPause()
-    pause.extend(10)
-    pause.extend(1)
-    await pause.wait()
-    assert 1010 <= clock.now <= 1011
 
 
 async def test_a_retry_after_date_is_waited_for_unless_it_is_too_far_off(clock: FakeClock) -> None:
@@ -73,7 +64,7 @@ async def test_a_retry_after_of_one_request_pauses_all_others() -> None:
         policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
         refused_request = asyncio.create_task(policy.complete(HELLO, SamplingParams()))
         await has_refused.wait()
-        while not policy._connections.get().pause._end:  # noqa: ASYNC110
+        while not policy._connections.get()._pause[0]:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         other_requests = [asyncio.create_task(policy.complete(HELLO, SamplingParams())) for _ in range(20)]
         completions = await asyncio.gather(refused_request, *other_requests)
