@@ -145,7 +145,7 @@ class ReadResult:
             answer=self.answer,
             raw_answer=self.raw_answer,
             stop_reason=self.stop_reason.value,
-            **load_texts(store, self.document, self.trace),
+            **load_texts(store, self.document),
         )
 
     def _repr_html_(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 from memagent_graph.calls import Call, Writes
 from memagent_graph.events import ReadEvent
@@ -116,6 +116,13 @@ class Trace:
     def source_indices(self, update: MemoryUpdate) -> tuple[int, ...]:
         """Return the indices of the updates whose joined memories an update started from."""
         return self._find_updates(update.sources)
+
+    def reads_one_passage(self, update: MemoryUpdate) -> bool:
+        """Return whether an update read chunks that follow each other. Passages of a look-up do not count."""
+        reads = self.calls_by_id[update.call_id].reads
+        chunks = reads[:1] + tuple(span for span in reads[1:] if span.start_byte >= reads[0].end_byte)
+        follow_each_other = all(span.end_byte == next_span.start_byte for span, next_span in pairwise(chunks))
+        return update.chunk_index is not None and follow_each_other
 
     def continued_indices(self, update: MemoryUpdate) -> tuple[int, ...]:
         """Return the sources whose memories an update continues: the newest of its branch, or all for a merge.

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from rich.console import Console
 
 from memagent_graph.events import StopReason
-from memagent_graph.plain_text import make_printable, remove_folders
+from memagent_graph.plain_text import make_printable, remove_folders, replace_lone_surrogates
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
@@ -22,7 +22,6 @@ from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_graph.words import replace_lone_surrogates
 from memagent_mcp.active_reads import ActiveRead
 
 MAX_QUOTES = 20
@@ -219,15 +218,15 @@ class RunReport(ToolResult):
     @classmethod
     def from_timeline(cls, timeline: Timeline) -> RunReport:
         """Build the report of a run from its timeline."""
-        view, totals = timeline.view, timeline.totals
+        view = timeline.view
         return cls.from_sources(
             view,
-            totals,
+            timeline,
             document=view.document["name"],
             began=None if view.began is None else format_time(view.began),
             memory=view.trace.final_memory,
             evidence=replace_surrogates(list_quotes(view.evidence, view)),
-            seconds=round(totals.seconds, 3),
+            seconds=round(timeline.seconds, 3),
         )
 
 

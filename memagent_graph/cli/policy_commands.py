@@ -113,9 +113,7 @@ class ListPolicies:
         policies = {
             name: {
                 "folder": str(find_added_policy_folder(name)),
-                "base": origin.base if origin else None,
-                "adapter": origin.adapter if origin else None,
-                "gguf": origin.gguf if origin else None,
+                **{field: getattr(origin, field, None) for field in ("base", "adapter", "gguf")},
                 "default": name == find_default_policy(),
             }
             for name, origin in list_added_policies().items()

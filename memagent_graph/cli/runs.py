@@ -136,17 +136,11 @@ class GiveReward:
         """Run the command."""
         log = open_log(self.log)
         run_id = find_run(log, self.run_id)
-        log.reward(
-            run_id,
-            self.value,
-            name=self.name,
-            source=self.source,
-            conversation=self.conversation,
-            note=self.note,
-        )
+        names = ("conversation", "name", "value", "source", "note")
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        log.reward(run_id, **values)
         if self.as_json:
-            names = ("conversation", "name", "value", "source", "note")
-            print_json({"run_id": run_id, **{name: getattr(self, name) for name in names}})
+            print_json({"run_id": run_id, **values})
         else:
             target = "run" if self.conversation is None else f"conversation {self.conversation} of run"
             typer.echo(f"{make_one_line(self.name)} of {target} {make_one_line(run_id)}: {self.value:g}", err=True)

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from memagent_graph.events import EventKind
+from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.policy import FinishReason, Note, SamplingParams, TokenUsage
-from memagent_graph.words import replace_lone_surrogates
 
 _MAX_COUNT: Final = 2**40
 """The maximum plausible number of tokens. The sums of larger numbers would not fit in a database column."""

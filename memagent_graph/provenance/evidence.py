@@ -270,7 +270,7 @@ def _find_line_quotes(
     for index in _with_lookups({line.first_update, *line.sources.values()}, trace):
         if index not in chunks:
             update = trace.updates[index]
-            text = None if update.chunk_index is None else chunk_text(update)
+            text = chunk_text(update) if trace.reads_one_passage(update) else None
             chunks[index] = None if text is None else TokenizedText(text)
         chunk = chunks[index]
         candidates += [] if chunk is None else find_possible_quotes(line_words, chunk, index)

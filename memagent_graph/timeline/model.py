@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -56,28 +56,16 @@ class Step:
         """Whether the memory changed."""
         return bool(self.diff)
 
-    def is_later_than(self, other: Step) -> bool:
-        """Return whether the step read a later chunk than the other step, on the same branch and in the same pass."""
+    def follows(self, other: Step) -> bool:
+        """Return whether neither step is notable, and this one read a later chunk on the same branch, in one pass."""
         update, other_update = self.update, other.update
-        return update.branch == other_update.branch and (update.chunk_number or 0) > (other_update.chunk_number or 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """The totals of a run. Tokens and seconds include answers and decisions."""
-
-    chunks: int
-    """Number of read chunks. A chunk that was read twice counts twice."""
-    changes: int
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
-    events: dict[EventKind, int]
+        is_later = (update.chunk_number or 0) > (other_update.chunk_number or 0)
+        return is_later and update.branch == other_update.branch and not (self.is_notable or other.is_notable)
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run, with everything that is computed for its display."""
+    """A run, with everything that is computed for its display. Tokens and seconds include answers and decisions."""
 
     view: RunView
     steps: tuple[Step, ...]
@@ -86,7 +74,13 @@ class Timeline:
     """By index of an update in the trace: the index of its step in `steps`."""
     line_pieces: tuple[list[tuple[str, bool]], ...]
     """The pieces of each line of the final memory, and whether the answer repeats them."""
-    totals: Totals
+    chunks: int
+    """Number of read chunks. A chunk that was read twice counts twice."""
+    changes: int
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    events: dict[EventKind, int]
 
     @property
     def excerpt(self) -> tuple[Evidence, ...] | None:
@@ -115,20 +109,18 @@ class Timeline:
     @property
     def facts(self) -> list[tuple[str, str]]:
         """The facts about the run, as pairs of a name and a text for people."""
-        view, totals = self.view, self.totals
+        view = self.view
         branch_count = len([branch for branch in self.branches if branch])
         branch_note = f", on {branch_count:,} branch{'es' if branch_count > 1 else ''}" if branch_count else ""
         share_note = "" if self.read_fraction == 1 else f", {self.read_fraction:.0%} of the document"
         if view.trace.newest_excerpt_call is None:
-            chunk_count = format_count(totals.chunks, "chunk")
-            read_text = f"{chunk_count}{share_note}, {totals.changes:,} changed the memory{branch_note}"
+            chunk_count = format_count(self.chunks, "chunk")
+            read_text = f"{chunk_count}{share_note}, {self.changes:,} changed the memory{branch_note}"
         else:
             passages = format_count(len({span for call in view.trace.calls for span in call.reads}), "passage")
             read_text = f"{passages} of {view.trace.tokens_shown:,} tokens in total"
         start_text = "" if view.began is None else f", {datetime.fromtimestamp(view.began).astimezone():%Y-%m-%d %H:%M}"
-        cost = (
-            f"{totals.prompt_tokens:,} tokens in, {totals.completion_tokens:,} out; {_format_duration(totals.seconds)}"
-        )
+        cost = f"{self.prompt_tokens:,} tokens in, {self.completion_tokens:,} out; {_format_duration(self.seconds)}"
         facts = {
             "run": view.run_id + start_text,
             "document": view.document["name"],
@@ -137,7 +129,7 @@ class Timeline:
             "ended": view.stop_reason or "not yet: it runs, or was interrupted",
             "read" if view.trace.newest_excerpt_call is None else "shown": read_text,
             "cost": cost,
-            "events": ", ".join(f"{kind.value} {count}" for kind, count in totals.events.items()),
+            "events": ", ".join(f"{kind.value} {count}" for kind, count in self.events.items()),
             "rewards": ", ".join(f"{reward.name} {reward.value:g} ({reward.source})" for reward in view.rewards),
         }
         return [(name, text) for name, text in facts.items() if text]
@@ -146,19 +138,15 @@ class Timeline:
         """Return the step for the index of an update in the trace."""
         return self.steps[self.step_index_by_update[update]]
 
-    def group_steps(self) -> Iterator[tuple[bool, list[Step]]]:
-        """Yield groups of steps: a single notable step, or ascending chunks of a branch that are not notable."""
-        group: list[Step] = []
+    def group_steps(self) -> list[list[Step]]:
+        """Return groups of steps: a single notable step, or ascending chunks of a branch that are not notable."""
+        groups: list[list[Step]] = []
         for step in self.steps:
-            if group and (step.is_notable or not step.is_later_than(group[-1])):
-                yield False, group
-                group = []
-            if step.is_notable:
-                yield True, [step]
+            if groups and step.follows(groups[-1][-1]):
+                groups[-1].append(step)
             else:
-                group.append(step)
-        if group:
-            yield False, group
+                groups.append([step])
+        return groups
 
     def select_longest_lost_lines(self, count: int) -> list[LostLine]:
         """Return the `count` lost lines that were in memory for the most steps, in the order of their loss."""
@@ -244,14 +232,12 @@ def build_timeline(view: RunView) -> Timeline:
         steps=tuple(steps),
         step_index_by_update=step_index_by_update,
         line_pieces=tuple(split_by_support(view.answer or "", line.line) for line in view.provenance.lines),
-        totals=Totals(
-            chunks=sum(step.update.chunk_index is not None for step in steps),
-            changes=sum(step.changed for step in steps),
-            prompt_tokens=sum(call.usage.prompt_tokens for call in trace.calls),
-            completion_tokens=sum(call.usage.completion_tokens for call in trace.calls),
-            seconds=sum(call.seconds for call in trace.calls),
-            events=count_events([*document_events, *(event for call in trace.calls for event in call.events)]),
-        ),
+        chunks=sum(step.update.chunk_index is not None for step in steps),
+        changes=sum(step.changed for step in steps),
+        prompt_tokens=sum(call.usage.prompt_tokens for call in trace.calls),
+        completion_tokens=sum(call.usage.completion_tokens for call in trace.calls),
+        seconds=sum(call.seconds for call in trace.calls),
+        events=count_events([*document_events, *(event for call in trace.calls for event in call.events)]),
     )
 
 

@@ -151,8 +151,8 @@ def _make_payload(timeline: Timeline, document_link: str | None) -> dict[str, An
 def _find_folds(timeline: Timeline) -> list[dict[str, Any]]:
     """Return the groups of steps that are not notable: index of the first step, index after the last step, label."""
     folds, index = [], 0
-    for is_notable, group in timeline.group_steps():
-        if not is_notable:
+    for group in timeline.group_steps():
+        if not group[0].is_notable:
             folds.append({"from": index, "to": index + len(group), "label": label_group(group)})
         index += len(group)
     return folds

@@ -110,11 +110,10 @@ def _render_pieces(pieces: Sequence[tuple[str, bool]]) -> Text:
 
 def _render_steps(timeline: Timeline) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    for is_notable, steps in timeline.group_steps():
-        if not is_notable:
-            parts.append(Text(make_printable(label_group(steps)), style="dim"))
+    for step, *later_steps in timeline.group_steps():
+        if not step.is_notable:
+            parts.append(Text(make_printable(label_group([step, *later_steps])), style="dim"))
             continue
-        (step,) = steps
         parts.append(_render_step_title(step))
         if step.changed:
             parts.append(Padding(DiffText(step.diff, _CONTEXT_CHARS), (0, 0, 0, 2)))

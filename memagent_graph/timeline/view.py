@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Final
 
 from memagent_graph.calls import Span
@@ -50,10 +49,8 @@ class RunView:
     rewards: tuple[Reward, ...] = ()
     places: Places = field(default_factory=Places, repr=False)
     """The names of the document's places."""
-    chunk_text: Callable[[MemoryUpdate], str | None] = field(default=lambda _: None, repr=False)
-    """Returns the text that an update read; None if it is no longer stored."""
-    span_text: Callable[[Span], str | None] = field(default=lambda _: None, repr=False)
-    """Returns the text of a chunk or a passage; None if it is no longer stored."""
+    span_text: Callable[[Span | MemoryUpdate], str | None] = field(default=lambda _: None, repr=False)
+    """Returns the text of a part of the document; None if it is no longer stored."""
 
     @property
     def answer_events(self) -> tuple[ReadEvent, ...]:
@@ -66,7 +63,7 @@ class RunView:
         if self.trace.newest_excerpt_call is not None:
             quotes = find_excerpt_evidence(self.trace, self.answer or "", self.span_text, self.places)
             return Provenance(evidence=quotes)
-        return find_provenance(self.trace, self.chunk_text, self.places)
+        return find_provenance(self.trace, self.span_text, self.places)
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -75,6 +72,10 @@ class RunView:
             return self.provenance.evidence
         lines = find_supporting_lines(self.answer, self.question, [line.line for line in self.provenance.lines])
         return tuple(evidence for evidence in self.provenance.evidence if evidence.line_index in lines)
+
+    def chunk_text(self, update: MemoryUpdate) -> str | None:
+        """Return the text that an update read; None if it read no single passage, or if it is no longer stored."""
+        return self.span_text(update) if self.trace.reads_one_passage(update) else None
 
     def list_sentences(self) -> list[tuple[str, Evidence]]:
         """Return the sentences of the evidence without duplicates, with their first quotes."""
@@ -104,7 +105,7 @@ class RunView:
         """Return the text of the chunk or passage with a quote, preceded by the text's position in the document."""
         if quote.update >= 0:
             update = self.trace.updates[quote.update]
-            return update.start_char, self.chunk_text(update) or ""
+            return update.start_char, self.span_text(update) or ""
         reads = self.trace.newest_excerpt_call.reads if self.trace.newest_excerpt_call else ()
         span = next(span for span in reads if span.start_char <= quote.start_char < span.end_char)
         return span.start_char, self.span_text(span) or ""
@@ -130,11 +131,11 @@ def load_run_view(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
         stop_reason=record.stop_reason,
         began=record.began,
         rewards=tuple(reward for reward in log.rewards(run_id) if reward.conversation is None),
-        **load_texts(store, record.document, trace),
+        **load_texts(store, record.document),
     )
 
 
-def load_texts(store: DocumentStore | None, document: DocumentRef, trace: Trace) -> dict[str, Any]:
+def load_texts(store: DocumentStore | None, document: DocumentRef) -> dict[str, Any]:
     """Return the fields of a `RunView` that come from the store, if the document is still stored."""
     if store is None:
         return {}
@@ -144,34 +145,11 @@ def load_texts(store: DocumentStore | None, document: DocumentRef, trace: Trace)
             _return_default_if_lost(lambda: store.headings(document), []),
             make_link_prefix(document),
         ),
-        "chunk_text": make_chunk_reader(store, document, trace),
-        "span_text": _make_span_reader(store, document),
+        "span_text": make_text_reader(store, document),
     }
 
 
-def make_chunk_reader(
-    store: DocumentStore, document: DocumentRef, trace: Trace
-) -> Callable[[MemoryUpdate], str | None]:
-    """Return a function that returns the text that an update read, without passages from a look-up.
-
-    It returns None if the update read none, or several that do not follow each other (the text between them was not
-    read), or if the store has lost it.
-    """
-    read_span = _make_span_reader(store, document)
-
-    def read_chunk(update: MemoryUpdate) -> str | None:
-        reads = trace.calls_by_id[update.call_id].reads
-        reads = reads[:1] + tuple(span for span in reads[1:] if span.start_byte >= reads[0].end_byte)
-        if update.chunk_index is None or any(
-            span.end_byte != next_span.start_byte for span, next_span in pairwise(reads)
-        ):
-            return None
-        return read_span(update)
-
-    return read_chunk
-
-
-def _make_span_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span | MemoryUpdate], str | None]:
+def make_text_reader(store: DocumentStore, document: DocumentRef) -> Callable[[Span | MemoryUpdate], str | None]:
     """Return a function that returns the text of a part of the document; None if it is no longer stored."""
     return lambda part: _return_default_if_lost(lambda: store.read(document, part.start_byte, part.end_byte), None)
 

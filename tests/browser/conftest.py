@@ -80,7 +80,7 @@ def make_long_run() -> RunView:
         began=1_762_240_000.0,
         rewards=(Reward("r", "exact", 1.0, "judge", 1_762_250_000.0),),
         places=Places(marks),
-        chunk_text=lambda update: texts[update.chunk_index],
+        span_text=lambda update: texts[update.chunk_index],
     )
 
 
@@ -99,7 +99,7 @@ def make_hostile_run() -> RunView:
         raw_answer=f"raw {HOSTILE}",
         rewards=(Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),),
         places=Places([SourceMark(0, HOSTILE)]),
-        chunk_text=lambda _: text,
+        span_text=lambda _: text,
     )
 
 
@@ -112,7 +112,7 @@ def make_branched_run() -> RunView:
     merged = "\n".join(branch_memories[-1] for branch_memories in memories[:2])
     trace = make_fan_out(memories, merged, chunks)
     texts = {"question": "What was sold?", "answer": "the tannery"}
-    return make_view(trace, strategy="segments", chunk_text=lambda update: chunks[update.chunk_index], **texts)
+    return make_view(trace, strategy="segments", span_text=lambda update: chunks[update.chunk_index], **texts)
 
 
 def make_excerpt_run() -> RunView:

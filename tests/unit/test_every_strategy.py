@@ -210,9 +210,7 @@ def test_every_strategy_is_shown_in_a_terminal_and_on_a_page(finished_run) -> No
     assert agent.strategy.name in output.getvalue() or agent.strategy.name == "overwrite"
     assert "harbor 4711" in render_page(timeline)
     assert timeline.view.provenance.evidence[0].quote
-    assert timeline.totals.completion_tokens == sum(
-        conversation.completion_tokens for conversation in log.conversations("r")
-    )
+    assert timeline.completion_tokens == sum(conversation.completion_tokens for conversation in log.conversations("r"))
 
 
 def test_runs_with_different_strategies_are_not_grouped(make_reader, log) -> None:

@@ -46,7 +46,7 @@ def test_every_view_shows_the_omission():
         assert result.to_dict()["events"][0]["kind"] == "document_incomplete"
         assert any(IMAGE_PAGES in detail for detail in describe_read(result, [])["not_in_text"])
         timeline = build_timeline(load_run_view(agent.run_log, result.run_id, DocumentStore(get_default_store())))
-    assert timeline.totals.events[EventKind.DOCUMENT_INCOMPLETE] == 1
+    assert timeline.events[EventKind.DOCUMENT_INCOMPLETE] == 1
     assert IMAGE_PAGES in render_page(timeline)
     assert "document_incomplete 1" in format_run(timeline)
 

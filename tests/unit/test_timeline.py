@@ -49,7 +49,7 @@ def make_run(memories: list[str] = MEMORIES, chunks: list[str] = CHUNKS, **chang
         "trace": make_trace(memories, chunks, events={4: EVENT}, answer=make_answer(*parents)),
         "rewards": (Reward("r", "exact", 1.0, "judge", 0.0),),
         "places": Places([SourceMark(0, "page 1"), SourceMark(100, "page 2")]),
-        "chunk_text": lambda update: chunks[update.chunk_index],
+        "span_text": lambda update: chunks[update.chunk_index],
     }
     return make_view(**{**values, **changes})
 
@@ -90,9 +90,8 @@ def test_steps_have_their_changes_and_totals_are_sums() -> None:
     assert [step.changed for step in timeline.steps] == [True, False, False, True, False]
     assert (timeline.steps[0].inserted_words, timeline.steps[0].deleted_words) == (7, 0)
     assert [step.section for step in timeline.steps] == ["page 1", "page 1", "page 1", "page 2", "page 2"]
-    totals = timeline.totals
-    assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (5, 2, 550, 105)
-    assert (totals.seconds, totals.events) == (3.5, {EventKind.TRUNCATED: 1})
+    assert (timeline.chunks, timeline.changes, timeline.prompt_tokens, timeline.completion_tokens) == (5, 2, 550, 105)
+    assert (timeline.seconds, timeline.events) == (3.5, {EventKind.TRUNCATED: 1})
     assert timeline.view.trace.final_memory == LIGHTHOUSE
 
 
@@ -118,7 +117,7 @@ def test_without_color_changes_are_in_brackets() -> None:
     [
         make_run([], [], answer=None, raw_answer=None, stop_reason=None),
         make_run(["", "", ""], ["a", "b", "c"], answer=""),
-        make_run(chunk_text=lambda _: None),
+        make_run(span_text=lambda _: None),
     ],
     ids=["no chunk read", "empty memories", "document gone"],
 )
@@ -153,7 +152,7 @@ def test_hostile_texts_add_no_element_to_a_page_and_no_control_character_to_the_
     )
     rewards, sections = (Reward("r", HOSTILE, 1.0, HOSTILE, 0.0),), [SourceMark(0, HOSTILE)]
     names = dict.fromkeys(("run_id", "question", "model", "strategy", "answer"), HOSTILE)
-    view = make_run(trace=Trace(steps), chunk_text=lambda _: text, rewards=rewards, places=Places(sections), **names)
+    view = make_run(trace=Trace(steps), span_text=lambda _: text, rewards=rewards, places=Places(sections), **names)
     timeline = build_timeline(replace(view, raw_answer="x" + HOSTILE))
     for renderer in (render_page, render_notebook):
         harmless_page = renderer(build_timeline(make_run(["a keeper"], ["a keeper"], answer="a keeper")))
@@ -188,7 +187,7 @@ BRANCHED = make_run(
         answer="Ilse Thornbury",
     ),
     strategy="segments",
-    chunk_text=lambda update: BRANCHED_CHUNKS[update.chunk_index],
+    span_text=lambda update: BRANCHED_CHUNKS[update.chunk_index],
 )
 
 
@@ -202,8 +201,7 @@ def test_parallel_branches_are_shown_one_after_the_other_and_then_their_merge() 
     assert merge.sources == (1, 3, 5)
     assert merge.previous == f"{GRANARY}\nNor the year.\n{LIGHTHOUSE}"
     assert [step.previous for step in timeline.steps[:6:2]] == ["", "", ""]
-    totals = timeline.totals
-    assert (totals.chunks, totals.changes, totals.prompt_tokens, totals.completion_tokens) == (6, 4, 750, 145)
+    assert (timeline.chunks, timeline.changes, timeline.prompt_tokens, timeline.completion_tokens) == (6, 4, 750, 145)
     assert timeline.branches == ["", "0", "1", "2"]
     assert timeline.view.trace.final_memory == f"{GRANARY}\n{LIGHTHOUSE}"
 
@@ -220,7 +218,7 @@ def test_the_terminal_shows_a_run_with_branches() -> None:
 
 def test_unchanged_chunks_of_different_branches_are_not_folded_together() -> None:
     trace = make_fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
-    text = print_text(render_timeline(build_timeline(make_run(trace=trace, chunk_text=lambda _: None))))
+    text = print_text(render_timeline(build_timeline(make_run(trace=trace, span_text=lambda _: None))))
     assert "chunks 2-3, branch 0: unchanged" in text
     assert "chunks 5-6, branch 1: unchanged" in text
     assert "merge of branches 0, 1  unchanged" in text
@@ -259,7 +257,7 @@ def make_gated_trace() -> Trace:
 
 
 def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
-    timeline = build_timeline(make_run(trace=make_gated_trace(), chunk_text=lambda _: None))
+    timeline = build_timeline(make_run(trace=make_gated_trace(), span_text=lambda _: None))
     assert [(step.name, step.state, step.previous) for step in timeline.steps] == [
         ("chunk 1", "unchanged", ""),
         ("chunk 2", "kept", "Ilse"),
@@ -267,7 +265,7 @@ def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
         ("chunk 1 (read again)", "unchanged", "Ilse built it"),
     ]
     assert timeline.steps[2].update.prompt_tokens == 110
-    assert timeline.totals.prompt_tokens == 3 * 100 + 4 * 10 + 50
+    assert timeline.prompt_tokens == 3 * 100 + 4 * 10 + 50
     text = print_text(render_timeline(timeline))
     assert "chunk 2: kept" in text
     assert "chunk 1 (read again)  +3 -1 words" in text
@@ -277,7 +275,7 @@ def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
 
 
 def test_the_view_of_a_chunk_shows_every_reading_of_it() -> None:
-    timeline = build_timeline(make_run(trace=make_gated_trace(), chunk_text=lambda _: "its text"))
+    timeline = build_timeline(make_run(trace=make_gated_trace(), span_text=lambda _: "its text"))
     text = print_text(render_timeline(timeline, chunk=1))
     assert text.count("Memory before") == 2
     assert text.count("its text") == 1
@@ -294,7 +292,7 @@ def test_branches_are_compared_with_the_memory_that_they_forked_from() -> None:
             make_call("m", "Ilse built it", "l", "r", role="merge"),
         )
     )
-    timeline = build_timeline(make_run(trace=trace, chunk_text=lambda _: None))
+    timeline = build_timeline(make_run(trace=trace, span_text=lambda _: None))
     assert [(step.name, step.previous) for step in timeline.steps] == [
         ("chunk 1", ""),
         ("chunk 2, branch left", "Ilse"),

@@ -80,7 +80,7 @@ SPLIT_CHUNKS = ["So far nothing. The key is", " 4711. And more. ", "And the rest
 def read_without_writing(chunks: list[str], *, cut: int | None = None, depth: float = 0.3) -> tuple[Sample, RunView]:
     """Return a sample, and a run that read these chunks and never wrote the fact."""
     needle = Needle("The key is 4711.", "4711", depth)
-    run = make_run(*["nothing"] * 3, chunks=chunks, cut=cut, chunk_text=lambda update: chunks[update.chunk_index])
+    run = make_run(*["nothing"] * 3, chunks=chunks, cut=cut, span_text=lambda update: chunks[update.chunk_index])
     return make_sample(needle), run
 
 

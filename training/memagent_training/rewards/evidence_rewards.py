@@ -20,7 +20,7 @@ from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError
 from memagent_graph.provenance.evidence import find_quoted_chunks
 from memagent_graph.run_log import Outcome
-from memagent_graph.timeline.view import make_chunk_reader
+from memagent_graph.timeline.view import make_text_reader
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.outcome_rewards import ExactMatch
 
@@ -194,7 +194,7 @@ def _find_source_chunks(run: TrainingRun) -> list[frozenset[int]] | None:
     """Return the chunks that each memory is based on, by update; None if one was redacted."""
     if run.store is None or any(after is None for _, after in run.memories_before_and_after):
         return None
-    return find_quoted_chunks(run.trace, make_chunk_reader(run.store, run.record.document, run.trace))
+    return find_quoted_chunks(run.trace, make_text_reader(run.store, run.record.document))
 
 
 def _overlaps(span: Span, byte_spans: Iterable[tuple[int, int]]) -> bool:
