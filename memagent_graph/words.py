@@ -114,8 +114,6 @@ def find_sentence_ends(text: str, start: int = 0, end: int | None = None) -> lis
         tail = window[max(0, icu_end - 4) : icu_end]
         # ICU ends a sentence after the opening quotes of the next one.
         sentence_end = icu_end - len(tail) + len(tail.rstrip(_OPENING_QUOTES))
-        if not start < window_start + sentence_end <= end:
-            continue
         if not _ABBREVIATION.search(window, max(0, sentence_end - 8), sentence_end):
             ends.add(sentence_end)
     positions = sorted({*(window_start + position for position in ends), *find_paragraph_ends(text, start, end)})
