@@ -115,7 +115,8 @@ class Call:
 def pack_call(call: Call, memory: str | None = None) -> dict[str, Any]:
     """Return a call as plain data for the state of a graph. Its text is left out if it equals `memory`."""
     text = None if call.text == memory else call.text
-    values: dict[str, Any] = msgspec.to_builtins(replace(call, text=text, completion=call.completion.without_content))
+    completion = replace(call.completion, text="", prompt_token_ids=None, token_ids=None, logprobs=None, notes=())
+    values: dict[str, Any] = msgspec.to_builtins(replace(call, text=text, completion=completion))
     return values
 
 

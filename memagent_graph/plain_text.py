@@ -10,8 +10,19 @@ from pathlib import Path
 
 # Control characters except tab and newline, and those that change the direction of writing.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)")
+
+
+def replace_lone_surrogates(text: str) -> str:
+    """Replace lone surrogates, which UTF-8 cannot encode, each by U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATES.sub("\ufffd", text)
+    return text
 
 
 def make_printable(text: str) -> str:

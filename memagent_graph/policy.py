@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -144,11 +144,6 @@ class Completion(Origin):
             values = getattr(self, name)
             if values is not None and not isinstance(values, array):
                 object.__setattr__(self, name, array(type_code, values))
-
-    @property
-    def without_content(self) -> Completion:
-        """The completion without its text, token ids, log-probs and notes, for records that only describe it."""
-        return replace(self, text="", prompt_token_ids=None, token_ids=None, logprobs=None, notes=())
 
     def count_tokens(self, prompt: Messages, count: Callable[[str], int]) -> TokenUsage:
         """Return the server's token counts. If it reported none, count with `count`, a tokenizer's method."""

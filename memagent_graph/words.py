@@ -21,6 +21,8 @@ from typing import Final
 import regex
 from icu4py.breakers import BaseBreaker, CharacterBreaker, SentenceBreaker, WordBreaker
 
+from memagent_graph.plain_text import replace_lone_surrogates
+
 _INVISIBLE: Final = r"\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufffe"
 """Invisible characters in words: soft hyphens (pdfium writes U+FFFE), zero-width characters, direction marks."""
 _UNSPACED: Final = (
@@ -54,7 +56,6 @@ _SEPARATE_PAIR: Final = regex.compile(
     r"|(?=[\u0370-\uff60])[^\P{L}\u0d4e\u0e33\u0eb3\u1100-\u11ff\ua960-\ua97f\ud7b0-\ud7ff]){2}"
 )
 """Two code points that never form one character: letters, except those that combine with others."""
-_SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _PARAGRAPH_END: Final = re.compile(r"\n[^\S\n]*\n\s*")
 _ABBREVIATION: Final = re.compile(r"(?:^|\W)[A-Z]\w{0,2}\.\s*$")
 _STOP_BEFORE_LOWER_CASE: Final = regex.compile(
@@ -69,17 +70,6 @@ _CONTEXT_CHARACTERS: Final = 80
 """The number of characters around a position that decide whether a sentence or a word ends there."""
 _MAX_CODE_POINTS: Final = 1024
 """The maximum number of code points before a position to search for the start of the character that it may split."""
-
-
-def replace_lone_surrogates(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 cannot encode, each by U+FFFD."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _SURROGATES.sub("\ufffd", text)
-    return text
 
 
 def _iter_ends(breaker: type[BaseBreaker], text: str) -> Iterator[int]:
@@ -124,8 +114,6 @@ def find_sentence_ends(text: str, start: int = 0, end: int | None = None) -> lis
         tail = window[max(0, icu_end - 4) : icu_end]
         # ICU ends a sentence after the opening quotes of the next one.
         sentence_end = icu_end - len(tail) + len(tail.rstrip(_OPENING_QUOTES))
-        if not start < window_start + sentence_end <= end:
-            continue
         if not _ABBREVIATION.search(window, max(0, sentence_end - 8), sentence_end):
             ends.add(sentence_end)
     positions = sorted({*(window_start + position for position in ends), *find_paragraph_ends(text, start, end)})

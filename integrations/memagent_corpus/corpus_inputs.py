@@ -34,6 +34,7 @@ from memagent_corpus.table_inputs import (
 )
 from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError
+from memagent_graph.plain_text import replace_lone_surrogates
 
 DATASET_PREFIX: Final = "dataset:"
 _VERSION_KEYS: Final = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
@@ -319,9 +320,7 @@ def _make_document(name: str, location: str, file_info: Mapping[str, Any]) -> Co
 
 def _to_valid_unicode(name: str) -> str:
     """Return a file name as valid Unicode. Python represents undecodable bytes as lone surrogates."""
-    if name.isascii():
-        return name
-    valid_name = re.sub("[\ud800-\udfff]", "\ufffd", name)
+    valid_name = replace_lone_surrogates(name)
     if valid_name != name:  # the bytes are appended, because two names could become equal
         valid_name += f"~{name.encode('utf-8', 'surrogateescape').hex()[-16:]}"
     return valid_name

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from rich.console import Console
 
 from memagent_graph.events import StopReason
-from memagent_graph.plain_text import make_printable, remove_folders
+from memagent_graph.plain_text import make_printable, remove_folders, replace_lone_surrogates
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 from memagent_graph.run_log import RunRecord, RunTotals
@@ -22,7 +22,6 @@ from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_graph.words import replace_lone_surrogates
 from memagent_mcp.active_reads import ActiveRead
 
 MAX_QUOTES = 20

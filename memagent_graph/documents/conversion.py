@@ -24,6 +24,7 @@ from memagent_graph.converters import Block, Omission, Parts
 from memagent_graph.documents import conversion_program
 from memagent_graph.entry_points import CONVERTERS, list_entry_points
 from memagent_graph.errors import DocumentError, MissingExtraError, UnsupportedDocumentError
+from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.storage.bounded_files import parse_json
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ def convert_parts(
     """
     converters = {kind: f"{entry.module}:{entry.attr}" for kind, entry in list_converters().items()}
     task = {
-        "name": name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:1000],
+        "name": replace_lone_surrogates(name.replace("\0", "\ufffd"))[:1000],
         "kind": kind,
         "pages": pages,
         "converter": converters.get(converter or "", _resolve_path(converter)),

@@ -15,6 +15,7 @@ from memagent_graph.converters import GAP, Block, Parts
 from memagent_graph.documents.conversion import list_converters
 from memagent_graph.documents.omissions import StoredOmission
 from memagent_graph.errors import DocumentError
+from memagent_graph.plain_text import replace_lone_surrogates
 
 _PAGE_RANGE = re.compile(r"\s*(\d{1,7})\s*(?:(-)\s*(\d{1,7})?)?\s*")
 _MAX_PAGE_RANGES = 1000
@@ -140,7 +141,7 @@ class Document:
     def from_path(cls, path: str | os.PathLike[str], encoding: str | None = None) -> Document:
         """Return a document for a file: text, Markdown, or a kind with a converter. A store opens the file later."""
         path = Path(path)
-        return cls(_make_readable(path.name or str(path)), guess_media_type(path), path, encoding)
+        return cls(replace_lone_surrogates(path.name or str(path)), guess_media_type(path), path, encoding)
 
     @classmethod
     def from_text(cls, text: str, name: str = "text") -> Document:
@@ -156,7 +157,7 @@ class Document:
     def from_file(cls, file: IO[Any], name: str | None = None, encoding: str | None = None) -> Document:
         """Return a document for an open file, binary or text, read from its current position. It is not closed."""
         path = getattr(file, "name", None)
-        name = name or (_make_readable(Path(path).name) if isinstance(path, str) else "file")
+        name = name or (replace_lone_surrogates(Path(path).name) if isinstance(path, str) else "file")
         return cls(name, guess_media_type(name), file, encoding)
 
     @classmethod
@@ -243,11 +244,6 @@ def _find_kind_by_suffix(name: str | os.PathLike[str]) -> str | None:
     suffix = Path(name).suffix.lower().removeprefix(".")
     kind = _OTHER_SUFFIXES.get(suffix, suffix)
     return kind if kind in MEDIA_TYPES or (kind and kind in list_converters()) else None
-
-
-def _make_readable(file_name: str) -> str:
-    """Return the name of a file with U+FFFD for bytes that are not text (lone surrogates in Python)."""
-    return re.sub("[\ud800-\udfff]", "\ufffd", file_name)
 
 
 def _refuse_file_name(text: str) -> None:

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from memagent_graph.events import EventKind
+from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.policy import FinishReason, Note, SamplingParams, TokenUsage
-from memagent_graph.words import replace_lone_surrogates
 
 _MAX_COUNT: Final = 2**40
 """The maximum plausible number of tokens. The sums of larger numbers would not fit in a database column."""
@@ -53,8 +53,6 @@ _REASON_PREFIX: Final = re.compile(r"^(?:finish|stop|done)reason")
 
 def parse_finish_reason(value: object) -> FinishReason:
     """Return the finish reason for a server's value in any spelling; STOP without a value, OTHER for an unknown one."""
-    if isinstance(value, str) and value in _REASON_BY_WORD:
-        return _REASON_BY_WORD[value]
     if isinstance(value, Mapping):
         value = value.get("type") or value.get("reason")
     if value is None or value == "":
@@ -135,8 +133,6 @@ def list_sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 
 def make_sampling_notes(sampling: SamplingParams, unsupported: Collection[str]) -> tuple[Note, ...]:
     """Return notes about requested options that the server does not accept."""
-    if not unsupported:
-        return ()
     requested = {**list_sampling_fields(sampling), "max_completion_tokens": sampling.max_tokens}
     notes = [
         (EventKind.SAMPLING_CHANGED, f"the server does not accept {name}; {requested[name]} was requested")
@@ -205,7 +201,8 @@ def find_refused_field(message: str, fields: Collection[str]) -> str | None:
     for field in OPTIONAL_FIELDS:
         # The message may also be about the value of one of these fields.
         needs_reason = field in _LIMIT_FIELDS or field == "response_format"
-        if field in fields and _mentions(message, field) and (is_unsupported or not needs_reason):
+        pattern = rf"['\"`(\[]{field}['\"`)\]]" if field == "stop" else rf"(?<![\w-]){field}(?![\w-])"
+        if field in fields and re.search(pattern, message) and (is_unsupported or not needs_reason):
             return field
     return None
 
@@ -216,8 +213,3 @@ def is_retriable(status: int, message: str) -> bool:
         return status in {408, 409, 429}
     is_unsupported = _UNSUPPORTED_FIELD_ERROR.search(message) and find_refused_field(message, OPTIONAL_FIELDS)
     return not (is_length_error(message) or is_unsupported)
-
-
-def _mentions(message: str, field: str) -> bool:
-    pattern = rf"['\"`(\[]{field}['\"`)\]]" if field == "stop" else rf"(?<![\w-]){field}(?![\w-])"
-    return re.search(pattern, message) is not None

@@ -311,10 +311,9 @@ class OpenAICompatiblePolicy:
             body["return_token_ids"] = True
         if schema is not None:
             body["response_format"] = {"type": "json_schema", "json_schema": msgspec.Raw(schema.encode())}
-        if self._unsupported:
-            if "max_tokens" in self._unsupported:
-                body["max_completion_tokens"] = sampling.max_tokens
-            body = {name: value for name, value in body.items() if name not in self._unsupported}
+        if "max_tokens" in self._unsupported:
+            body["max_completion_tokens"] = sampling.max_tokens
+        body = {name: value for name, value in body.items() if name not in self._unsupported}
         prompt_field = "messages" if is_chat else "prompt"
         body = {"model": self._model, **body, **self._extra_body, prompt_field: list(prompt)}
         if sampling.logprobs and "logprobs" not in self._unsupported:

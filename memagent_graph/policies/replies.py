@@ -135,12 +135,9 @@ def _parse_reply(content: bytes) -> Any:
 
     The log-probs of a choice may still be raw JSON, because all their fields take longer to decode than the rest.
     """
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        try:
-            fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-            raw_choices = msgspec.json.decode(fields.pop("choices"), type=list[dict[str, msgspec.Raw]])
-        except (msgspec.ValidationError, KeyError):
-            return msgspec.json.decode(content)
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
+        fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        raw_choices = msgspec.json.decode(fields.pop("choices"), type=list[dict[str, msgspec.Raw]])
         return _decode_values(fields) | {"choices": [_decode_values(choice, raw="logprobs") for choice in raw_choices]}
     text = content.decode("utf-8-sig")
     try:

@@ -17,6 +17,7 @@ from typing import Any
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.events import EventKind
+from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import rows
 from memagent_graph.run_log.columns import Record, bound_records, pack_row, unpack_row
@@ -87,7 +88,7 @@ class RunLog:
             run_id=run_id,
             began=time.time(),
             ended=None,
-            question=_make_storable(self._redact_text(TextKind.QUESTION, question)) or "",
+            question=replace_lone_surrogates(self._redact_text(TextKind.QUESTION, question) or ""),
             document=logged_document,
             settings=dict(settings),
             stop_reason=None,
@@ -111,7 +112,8 @@ class RunLog:
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
         """Log the end of a run."""
-        values = time.time(), stop_reason, _make_storable(self._redact_text(TextKind.ANSWER, answer)), run_id
+        answer = self._redact_text(TextKind.ANSWER, answer)
+        values = time.time(), stop_reason, answer and replace_lone_surrogates(answer), run_id
 
         def write_end(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
@@ -413,11 +415,6 @@ class RunLog:
             yield
         except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise make_log_error(self.path, error) from error
-
-
-def _make_storable(text: str | None) -> str | None:
-    """Return a text that SQLite can store: lone surrogates become "?". Only blobs can have them."""
-    return None if text is None else text.encode("utf-8", "replace").decode()
 
 
 def make_log_error(path: Path, error: BaseException) -> RunLogError:

@@ -26,11 +26,10 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from memagent_graph.errors import TokenizerError, load_extra
-from memagent_graph.plain_text import did_you_mean, make_one_line
+from memagent_graph.plain_text import did_you_mean, make_one_line, replace_lone_surrogates
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.tokenizers.byte_level import make_encoding
 from memagent_graph.tokenizers.pieces import cut_pieces
-from memagent_graph.words import replace_lone_surrogates
 
 EMBEDDED = "embedded"
 _EMBEDDED_FOLDER = Path(__file__).parents[1] / EMBEDDED
