@@ -145,8 +145,7 @@ class ReverseEngine:
     """An engine that takes all tasks at once and reads them in reverse order; each sweep calls it again."""
 
     def __init__(self, corpus: CorpusFixture) -> None:
-        access = SourceAccess(root=str(corpus.folder))
-        self.reader = CorpusReader(corpus.agent(checkpoints=None), (HARBOR,), access)
+        self.reader = CorpusReader(corpus.agent(checkpoints=None), (HARBOR,), SourceAccess(root=str(corpus.folder)))
 
     async def __call__(self, next_task: NextTask, store_rows: StoreRows) -> None:
         tasks = []
