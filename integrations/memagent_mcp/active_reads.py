@@ -119,6 +119,7 @@ class ActiveReads:
         read.is_cancel_requested = True
         if read.task is None:
             read.outcome = _make_cancelled_error(read)
+            read.wake_waiting_calls()
         elif not read.task.done():
             read.task.cancel()
             await asyncio.wait([read.task])

@@ -33,6 +33,7 @@ from unit.test_mcp import (
 )
 
 from memagent_graph import PolicyError, ScriptedPolicy
+from memagent_mcp.active_reads import ActiveRead, ActiveReads
 
 ARGUMENTS: dict[str, Any] = {"text": TEXT, "questions": QUESTION}
 
@@ -140,6 +141,14 @@ async def test_a_cancelled_read_is_resumed_at_its_chunk(tmp_path, cancellation) 
         assert finished_read["answer"] == "4711"
     sections = get_sections(policy.prompts)
     assert len(sections) - len(set(sections)) <= 1, "at most the chunk at which it was cancelled"
+
+
+async def test_a_cancellation_before_the_read_wakes_waiting_calls() -> None:
+    reads, read = ActiveReads(), ActiveRead("r", "?", "d")
+    waiting_call = asyncio.create_task(read.change_event.wait())
+    await asyncio.sleep(0)
+    await reads.cancel(read)
+    assert await asyncio.wait_for(waiting_call, 5)
 
 
 async def test_of_several_questions_one_can_be_cancelled(tmp_path) -> None:
