@@ -188,10 +188,12 @@ def parse_fields(body: bytes) -> dict[str, Raw]:
         APIError: 400, it is not a JSON object; 413, it has too many values.
     """
     _require_few_values(body)
-    with refuse_invalid_json():
+    try:
         for _ in codecs.iterdecode((body[start : start + 2**20] for start in range(0, len(body), 2**20)), "utf-8"):
             pass  # a field that is not parsed here may have bytes that are not UTF-8
         return _fields_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise make_bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from error
 
 
 def parse_chat(fields: Fields) -> ChatRequest:

@@ -23,7 +23,6 @@ from memagent_serve.api_errors import make_bad_request, make_not_found, make_too
 from memagent_serve.app import ServerResources, get_owner, store_upload
 from memagent_serve.bodies import read_body
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
-from memagent_serve.chat_requests import refuse_invalid_json
 from memagent_serve.completions import cancel_on_disconnect
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
@@ -256,8 +255,11 @@ async def _parse_body(resources: ServerResources, request: Request, body_type: t
         APIError: the body is too long, does not arrive, or is invalid.
     """
     seconds = resources.settings.idle_seconds
-    with refuse_invalid_json():
-        return msgspec.json.decode(await read_body(request, _MAX_BODY_BYTES, seconds, seconds), type=body_type)
+    body = await read_body(request, _MAX_BODY_BYTES, seconds, seconds)
+    try:
+        return msgspec.json.decode(body, type=body_type)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise make_bad_request(f"the request cannot be parsed: {error}", code="invalid_json") from error
 
 
 def _make_json_response(value: Any) -> Response:

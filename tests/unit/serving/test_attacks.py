@@ -186,8 +186,7 @@ def test_policy_server_errors_are_logged_on_one_line(
         return web.json_response({"error": {"message": "no\r\nWARNING: forged\x1b[31m"}}, status=400)
 
     upstream.respond = refuse
-    reply = post(server, make_chat(f"{LONG_TEXT} It was not read before."))
-    assert reply.status_code == 502
+    assert post(server, make_chat(f"{LONG_TEXT} It was not read before.")).status_code == 502
     assert [record for record in caplog.records if "forged" in record.getMessage()]
     assert not [record for record in caplog.records if set("\r\n\x1b") & set(record.getMessage())]
 
@@ -390,11 +389,11 @@ def test_json_with_too_many_values_is_refused_before_parsing(body: bytes) -> Non
     assert error.value.status == 413
 
 
-def test_invalid_utf8_is_refused_in_any_field() -> None:
-    for body in (b'{"model": "\x80ake", "messages": []}', b'{"messages": [{"role": "user", "content": "\xff"}]}'):
-        with pytest.raises(APIError, match="not valid JSON") as error:
+def test_a_body_that_is_no_object_or_has_invalid_utf8_in_any_field_is_refused() -> None:
+    for body in (b"[]", b'{"model": "\x80ake"}', b'{"messages": [{"role": "user", "content": "\xff"}]}'):
+        with pytest.raises(APIError, match="not a JSON object") as error:
             parse_fields(body)
-        assert error.value.status == 400
+        assert (error.value.status, error.value.code) == (400, "invalid_json")
 
 
 def test_long_text_of_escapes_and_quotes_is_accepted() -> None:
@@ -447,8 +446,7 @@ def test_conversions_block_no_other_key_and_end_with_clients(tmp_path: Path, mon
     with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path, keys=KEYS) as server:
         with send_large_requests(server, 2, [file_part]):
             wait_until(lambda: conversions == ["begun"] * 2)
-            large_request = make_chat("hello", padding="x" * MEGABYTE)
-            assert post(server, large_request, BOB_HEADERS).status_code == 200
+            assert post(server, make_chat("hello", padding="x" * MEGABYTE), BOB_HEADERS).status_code == 200
         wait_until(lambda: conversions == ["begun"] * 2 + ["ended"] * 2)
 
 
@@ -480,8 +478,7 @@ def test_large_requests_of_one_key_are_parsed_one_at_a_time(server: Server, monk
     monkeypatch.setattr(completions, "parse_fields", parse_slowly)
     with send_large_requests(server, 4, "of alice"):
         wait_until(lambda: parsed_lengths)
-        large_request = make_chat("hello", padding="x" * MEGABYTE)
-        assert post(server, large_request, BOB_HEADERS).status_code == 200
+        assert post(server, make_chat("hello", padding="x" * MEGABYTE), BOB_HEADERS).status_code == 200
         assert len(parsed_lengths) == 1
         may_finish.set()
 

@@ -290,9 +290,7 @@ def test_sources_link_to_the_passage_in_the_document(browser: Browser) -> None:
 def test_list_of_reads_has_pages_and_a_search(server: Server, browser: Browser) -> None:
     ledger = server.resources.ledger
     for number in range(500):
-        ledger.begin(
-            Entry(f"run-{number}", "local", f"r{number}", f"Frage {number}: ÄRGER?", "buch.txt", float(number))
-        )
+        ledger.begin(Entry(f"run-{number}", "local", f"r{number}", f"Frage {number}: ÄRGER?", "b.txt", float(number)))
     first_page = browser.get("reads", newest=50)
     assert (first_page["total"], len(first_page["reads"]), first_page["reads"][0]["id"]) == (500, 50, "run-499")
     assert browser.get("reads", newest=50, skip=490)["reads"][-1]["id"] == "run-0"
