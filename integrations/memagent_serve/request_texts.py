@@ -167,11 +167,15 @@ def needs_model_server(plan: ReadingPlan) -> bool:
     """
     request = plan.request
     needs_field = any(map(request.has_value, _SERVER_FIELDS)) or (
-        request.has_value("response_format")
-        and msgspec.json.decode(request.fields["response_format"]) != {"type": "text"}
+        request.has_value("response_format") and not _is_text_format(request)
     )
     reads_results = any(request.messages[position.message].role in {"tool", "function"} for position in plan.positions)
     return needs_field or reads_results or plan.history_length > 0
+
+
+def _is_text_format(request: ChatRequest) -> bool:
+    value = msgspec.json.decode(request.fields["response_format"])
+    return isinstance(value, dict) and value.get("type") == "text"
 
 
 @dataclass(frozen=True)
