@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# Control characters except tab and newline, and those that change the direction of writing.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except tab and newline, those that change the direction of writing, and no characters at all.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)")
 
