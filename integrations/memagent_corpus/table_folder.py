@@ -100,6 +100,7 @@ class TableFolder:
         self.display_name = display_url(self.location)
         """The location for messages."""
         self._writer = secrets.token_hex(8)
+        self._has_taken_over = False
         self._folder = None if get_scheme(self.location) else Path(self.location).absolute()
         """The folder, if it is on a disk."""
         self._filesystem, path = self.access.open_filesystem(self.location)
@@ -181,10 +182,17 @@ class TableFolder:
         sizes = self._list_sizes()
 
         def is_intact(part: TablePart) -> bool:
-            has_size = sizes.get(part.name) == part.bytes
-            return has_size and (self._folder is None or self._read_part(part) is not None)
+            if sizes.get(part.name) != part.bytes:
+                return False
+            if self._folder is None:
+                return True
+            if not (self._folder / part.name).is_file():
+                return False
+            with (self._folder / part.name).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
 
-        return [part for part in parts if not is_intact(part)]
+        with self._convert_errors("read"):
+            return [part for part in parts if not is_intact(part)]
 
     # Writing
 
@@ -217,17 +225,18 @@ class TableFolder:
             )
         manifest = replace(manifest, input=description, writer=self._writer)
         self._write_manifest(manifest)
+        self._has_taken_over = True
         return manifest
 
     def write_part(
-        self, part_number: int, rows: Iterable[Mapping[str, Any]], columns: Sequence[TypedColumn] = ()
+        self, part_number: int, rows: Iterable[Mapping[str, Any]], columns: Sequence[TypedColumn]
     ) -> TablePart | None:
         """Write a part, one row group at a time. It belongs to the table once it is published.
 
         Args:
             part_number: the number of the part.
             rows: values by column (`corpus_rows.list_column_values`).
-            columns: the typed columns, if the answers have a schema.
+            columns: the typed columns; empty if the answers have no schema.
 
         Returns:
             The part; None, and no file, if there are no rows.
@@ -278,7 +287,9 @@ class TableFolder:
             file.write(content + b"\n")
 
     def _require_writer(self) -> TableManifest:
-        """Return the manifest. Raise if another run has taken over."""
+        """Return the manifest. Raise if `take_over` was not called, or another run has taken over since."""
+        if not self._has_taken_over:
+            raise CorpusError("the table is not open for writing", hint="Call `take_over` first.")
         manifest = self.manifest()
         if manifest is None or manifest.writer != self._writer:
             raise CorpusError(

@@ -43,7 +43,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> TableFolder:
 
 
 def test_manifest_has_the_size_and_digest_of_each_written_part(table: TableFolder) -> None:
-    part = table.write_part(0, make_rows())
+    part = table.write_part(0, make_rows(), ())
     assert part is not None
     table.publish([part])
     content, manifest = read_first_part(table.location), table.manifest()
@@ -52,6 +52,8 @@ def test_manifest_has_the_size_and_digest_of_each_written_part(table: TableFolde
     assert (part.bytes, part.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert [row["id"] for row in table.rows(["id"])] == [str(number) for number in range(ROW_COUNT)]
     assert table.find_damaged_parts([part]) == []
+    with pytest.raises(CorpusError, match="Call `take_over` first"):
+        TableFolder(table.location).remove_unlisted_files()
     table.publish([])
     table.remove_unlisted_files()
     assert table.find_damaged_parts([part]) == [part]
@@ -59,7 +61,7 @@ def test_manifest_has_the_size_and_digest_of_each_written_part(table: TableFolde
 
 def test_part_of_another_program_is_refused_even_with_a_matching_digest(table: TableFolder) -> None:
     """A foreign manifest may list such a part with its right digest."""
-    own_part = table.write_part(0, make_rows(3))
+    own_part = table.write_part(0, make_rows(3), ())
     assert own_part is not None
     parquet_file = io.BytesIO()
     parquet.write_table(pyarrow.table({"id": ["a"], "document": ["b"]}), parquet_file)
@@ -78,8 +80,8 @@ def test_a_part_that_fails_during_writing_leaves_no_file(table: TableFolder) -> 
         raise ValueError("no more rows")
 
     with pytest.raises(ValueError, match="no more rows"):
-        table.write_part(0, fail_after_all_rows())
-    assert table.write_part(0, ()) is None
+        table.write_part(0, fail_after_all_rows(), ())
+    assert table.write_part(0, (), ()) is None
     if "://" not in table.location:
         assert [path.name for path in Path(table.location).iterdir()] == ["_manifest.json"]
 
@@ -93,5 +95,5 @@ def test_rows_are_written_to_disk_while_they_are_produced(tmp_path: Path) -> Non
             unfinished_sizes.append(sum(path.stat().st_size for path in tmp_path.glob(".writing-*")))
             yield row
 
-    table.write_part(0, record_sizes())
+    table.write_part(0, record_sizes(), ())
     assert unfinished_sizes[-1] > (tmp_path / FIRST_PART).stat().st_size / 2
