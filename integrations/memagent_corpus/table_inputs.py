@@ -214,8 +214,7 @@ def make_document(  # noqa: PLR0911  one return for each kind of error
         default_name, name = name, choose_name(row.get(columns.id), name)
         if name == default_name:
             return CorpusDocument(name=name, error=f"the column {columns.id!r} has no value")
-    # Dates and other types become strings.
-    metadata = json.loads(json.dumps({column: row.get(column) for column in columns.copied}, default=str))
+    metadata = {column: _to_json(row.get(column)) for column in columns.copied}
     try:
         questions = _parse_questions(row.get(columns.questions)) if columns.questions else ()
     except TypeError:
@@ -276,3 +275,14 @@ def _parse_questions(value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple) and all(isinstance(question, str) for question in value):
         return tuple(question for question in value if question.strip())
     raise TypeError(type(value).__name__)
+
+
+def _to_json(value: Any) -> Any:
+    """Convert a cell to a JSON-serializable value. Dates and other types become strings."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    return str(value)
