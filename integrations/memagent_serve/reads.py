@@ -255,6 +255,7 @@ class ReadManager:
             await self.cancel(read)
         for reader in self._readers.values():
             await reader.aclose()
+        self._readers.clear()
 
     def _is_outdated(self, entry: Entry) -> bool:
         return entry.state is ReadState.FINISHED and time.time() - (entry.ended or 0.0) > self.settings.keep_seconds

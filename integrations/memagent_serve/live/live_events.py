@@ -226,12 +226,14 @@ async def stream_changes(reads: LiveReads, owner: Owner, shown_run_id: str | Non
     known_states: dict[str, Any] = {}  # by run id: the state and progress that the page shows
     watcher = ReadWatcher(reads, owner, shown_run_id) if shown_run_id else None
     while True:
-        states = {read.run_id: (read.state, len(read.updates)) for read in reads.manager.list_running(owner)}
+        running_reads = {read.run_id: read for read in reads.manager.list_running(owner)}
+        states = {run_id: (read.state, len(read.updates)) for run_id, read in running_reads.items()}
         changed_reads = []
         for run_id in {**known_states, **states}:
             if states.get(run_id) != known_states.get(run_id):
                 entry = await asyncio.to_thread(reads.ledger.get, owner.name, run_id)
-                changed_reads.append(format_read(entry, reads.manager.find(owner, run_id)))
+                read = running_reads.get(run_id) or reads.manager.find(owner, run_id)
+                changed_reads.append(format_read(entry, read))
         known_states = states
         if changed_reads:
             yield _make_event("reads", changed_reads)
