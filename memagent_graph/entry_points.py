@@ -20,7 +20,7 @@ STRATEGIES: Final = "memagent.strategies"
 
 def list_entry_points(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of a group, sorted by name. If two have the same name, the first on the path counts."""
-    first_entries = {entry.name: entry for entry in reversed(entry_points(group=group))}
+    first_entries = {entry.name: entry for entry in reversed(tuple(entry_points(group=group)))}
     return dict(sorted(first_entries.items()))
 
 

@@ -413,7 +413,10 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         memory = graph.strategy.compute_current_memory(state, context)
         context = replace(context, sampling=replace(context.sampling, logprobs=False))
         step = StepContext({**state, "question": question}, context, Execution(context))  # without a log
-        reply = await step.ask(ANSWER, parents=(), memory=memory)
+        try:
+            reply = await step.ask(ANSWER, parents=(), memory=memory)
+        finally:
+            step.processor_turn.end()
         return AnswerSoFar(reply.value or reply.text, memory, reply.call.usage)
 
     answer_so_far = make_synchronous(aanswer_so_far)

@@ -148,9 +148,11 @@ class ResponseFormat:
         hint = "Pass a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
             schema = parse_json(read_text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, allow_pipes=True))
-        except (OSError, ValueError) as error:  # ValueError: it is not JSON
-            reason = getattr(error, "strerror", None) or error
-            raise ResponseFormatError(f"the schema {name} cannot be read: {reason}", hint=hint) from error
+        except OSError as error:
+            message = f"the schema {name} cannot be read: {error.strerror or error}"
+            raise ResponseFormatError(message, hint=hint) from error
+        except ValueError as error:
+            raise ResponseFormatError(f"the schema {name} is not JSON: {error}", hint=hint) from error
         return cls.of(schema)
 
     @cached_property
@@ -261,7 +263,7 @@ class ResponseFormat:
             except Exception as error:  # noqa: BLE001  a user's validator may raise anything
                 return _list_problems([((), f"{type(error).__name__}: {error}")])
         try:
-            errors = _make_validator(self.schema, steps).iter_errors(data)
+            errors = islice(_make_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)
             problems = _list_problems((error.absolute_path, error.message) for error in errors)
         except (_TooManyStepsError, RecursionError):
             return "it takes too many steps to compare it with the schema"

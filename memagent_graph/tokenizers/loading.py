@@ -115,8 +115,17 @@ class TiktokenTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Long texts are encoded in pieces."""
-        pieces = cut_pieces(replace_lone_surrogates(text))
-        return [token for piece in pieces for token in self._encoding.encode_ordinary(piece)]
+        return [token for piece in cut_pieces(replace_lone_surrogates(text)) for token in self._encode_piece(piece)]
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        try:
+            return self._encoding.encode_ordinary(piece)
+        except BaseException as error:
+            # tiktoken's Rust code panics (a BaseException) if a pattern backtracks too far.
+            if type(error).__name__ != "PanicException" or len(piece) < 2:
+                raise
+        middle = len(piece) // 2
+        return self._encode_piece(piece[:middle]) + self._encode_piece(piece[middle:])
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`."""

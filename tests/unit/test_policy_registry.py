@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from support.added_package import add_package
 
 from memagent_graph.cli.read import Resume
-from memagent_graph.entry_points import POLICIES
+from memagent_graph.entry_points import POLICIES, list_entry_points
 from memagent_graph.errors import MemAgentError, PolicyError
 from memagent_graph.policies.local import LocalPolicy
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
@@ -35,6 +36,16 @@ def nothing(request):
 """
 FACTORIES = ("mine", "broken", "lacking", "nothing")
 URL = "http://127.0.0.1:9/v1"
+
+
+def test_the_first_of_two_entry_points_with_the_same_name_counts(monkeypatch) -> None:
+    class EntryPoints(tuple):
+        def __getitem__(self, name):
+            raise KeyError(name)  # it takes a name, since Python 3.12
+
+    entries = EntryPoints(EntryPoint("mine", value, POLICIES) for value in ("first", "second"))
+    monkeypatch.setattr("memagent_graph.entry_points.entry_points", lambda group: entries)
+    assert list_entry_points(POLICIES)["mine"].value == "first"
 
 
 @pytest.fixture

@@ -79,9 +79,10 @@ def test_a_reply_that_does_not_match_gives_a_complaint_with_the_reason(reply, wo
     assert isinstance(complaint, str) and words in complaint
 
 
-def test_a_complaint_says_that_there_are_more_problems() -> None:
+def test_a_complaint_lists_eight_problems_and_a_models_says_that_there_are_more() -> None:
     complaint = ResponseFormat.of({"items": {"type": "string"}}).parse(str([*range(9)]))
-    assert str(complaint).endswith("7: 7 is not of type 'string'; and more")
+    assert str(complaint).endswith("7: 7 is not of type 'string'")
+    assert str(ResponseFormat.of(Filing).parse(json.dumps({"people": [{}] * 9}))).endswith("; and more")
 
 
 def test_nan_is_refused_and_numbers_and_whole_objects_are_found() -> None:
@@ -232,6 +233,7 @@ def test_a_format_is_loaded_from_a_schema_file_or_a_model(tmp_path) -> None:
     ("name", "words"),
     [
         ("missing.json", "cannot be read"),
+        ("broken.json", "is not JSON: "),
         ("models.py:other", "is not a Pydantic model"),
         ("models.py:Missing", "has no 'Missing'"),
         ("missing.py:Key", "there is no file"),
@@ -239,6 +241,7 @@ def test_a_format_is_loaded_from_a_schema_file_or_a_model(tmp_path) -> None:
 )
 def test_a_name_that_cannot_be_loaded_is_an_error_with_the_remedy(tmp_path, name, words) -> None:
     (tmp_path / "models.py").write_text("other = 5\n")
+    (tmp_path / "broken.json").write_text("{not json")
     with pytest.raises(ResponseFormatError, match=words) as error:
         ResponseFormat.load(f"{tmp_path}/{name}")
     assert error.value.hint

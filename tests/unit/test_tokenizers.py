@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -175,6 +176,17 @@ def test_a_tiktoken_encoding_that_cannot_be_fetched_names_the_remedy(monkeypatch
     for name in ("cl100k_base", "gpt-4o"):
         with pytest.raises(TokenizerError, match=r"TIKTOKEN_CACHE_DIR.*tokenizer embedded"):
             load_tokenizer(name)
+
+
+def test_a_text_on_which_tiktoken_panics_is_halved(monkeypatch):
+    def encode(text):
+        if len(text) > 1:
+            raise type("PanicException", (BaseException,), {})
+        return [*text.encode()]
+
+    tokenizer = load_tokenizer("embedded")._fast
+    monkeypatch.setattr(tokenizer, "_encoding", SimpleNamespace(encode_ordinary=encode))
+    assert tokenizer.encode("abc") == [*b"abc"]
 
 
 def test_a_tiktoken_encoding_is_found_by_model_name(monkeypatch):
