@@ -21,8 +21,7 @@ from memagent_graph.policies import sending
 class FakeClock:
     """A clock that advances only during a sleep."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -53,12 +52,10 @@ async def test_a_retry_after_date_is_waited_for_unless_too_far_off_and_shortens_
 
 
 async def test_a_retry_after_of_one_request_pauses_all_others() -> None:
-    request_numbers: list[int] = []
     has_refused = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def respond(body: dict, number: int) -> web.Response | str:
-        request_numbers.append(number)
         if number == 0:
             loop.call_soon_threadsafe(has_refused.set)
             return web.json_response({"error": {"message": "busy"}}, status=429, headers={"Retry-After": "0.6"})
@@ -74,4 +71,4 @@ async def test_a_retry_after_of_one_request_pauses_all_others() -> None:
         completions = await asyncio.gather(refused_request, *other_requests)
         await policy.aclose()
     assert [completion.retries for completion in completions] == [1, *[0] * 20], "the others were not refused"
-    assert len(request_numbers) == 22
+    assert len(server.requests) == 22

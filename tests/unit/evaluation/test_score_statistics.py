@@ -123,12 +123,10 @@ def test_percentile_bootstrap_replaces_an_undefined_bca(monkeypatch) -> None:
 
 
 def test_invalid_scores_and_impossible_counts_are_refused() -> None:
-    for values in ([], [1.5], [-0.1], [math.nan], [0.5, 100.0]):
+    cases = [(estimate, [values]) for values in ([], [1.5], [-0.1], [math.nan], [0.5, 100.0])]
+    for function, arguments in [*cases, *((compute_wilson_interval, counts) for counts in ((0, 0), (5, 4), (-1, 4)))]:
         with pytest.raises(EvaluationError):
-            estimate(values)
-    for right, n in ((0, 0), (5, 4), (-1, 4)):
-        with pytest.raises(EvaluationError):
-            compute_wilson_interval(right, n)
+            function(*arguments)
 
 
 # Paired comparison

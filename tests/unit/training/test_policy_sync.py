@@ -513,9 +513,9 @@ def test_small_updates_are_a_fault_if_the_server_missed_too_much(logprobs, step,
 
 def test_updates_are_not_a_fault_only_if_they_are_below_the_server_precision() -> None:
     old_logprobs, new_logprobs = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
-    rounded_logprobs = PreviousLogProbs(server=(-1.02, -1.97), trainer=old_logprobs)
     answers = ProbeLogProbs((-1.02, -1.97), (0.0,))
-    assert find_mismatch(answers, new_logprobs, tolerance=0.1, before=rounded_logprobs) is None
+    before = PreviousLogProbs(server=answers.prompt, trainer=old_logprobs)
+    assert find_mismatch(answers, new_logprobs, tolerance=0.1, before=before) is None
     old_logprobs, answers, new_logprobs = (-2.0,), ProbeLogProbs((-1.999,), (0.0,)), ProbeLogProbs((-1.9935,), (0.0,))
     assert find_mismatch(answers, new_logprobs, tolerance=0.1, before=PreviousLogProbs(answers.prompt, old_logprobs))
 
