@@ -78,7 +78,7 @@ class ConversionError(Exception):
 
     def __init__(self, message: str = "", hint: str | None = None, *, kind: str = "damaged") -> None:
         super().__init__(message)
-        self.values = {"kind": kind, "message": message, "hint": hint}
+        self.values = {"kind": kind, "message": str(message), "hint": hint and str(hint)}
 
 
 @dataclass(frozen=True)

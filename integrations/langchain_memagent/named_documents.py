@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -25,7 +24,7 @@ Fetcher: TypeAlias = Callable[[str], Content | Awaitable[Content]]
 """A function that downloads a web address. It decides which hosts are allowed, and is called only with http and https
 addresses."""
 
-_WEB_ADDRESS = re.compile(r"https?://(?:[^\s/?#]*@)?(?:[\w.-]|\[[0-9a-f:.]+\])", re.IGNORECASE)
+_WEB_SCHEMES = ("http", "https")
 _SOURCE_KINDS = ("path", "text", "state_key", "url")
 
 
@@ -150,22 +149,29 @@ class DocumentSources:
         display_url = shorten_name(url)
         if self.fetcher is None:
             raise RefusedSourceError("web addresses are not read here", hint=f"Choose one of: {', '.join(self.kinds)}.")
-        if not _WEB_ADDRESS.match(url):
+        try:
+            parts = urlsplit(url)
+            is_web_address = parts.scheme.lower() in _WEB_SCHEMES and parts.hostname
+        except ValueError:
+            is_web_address = None
+        if not is_web_address:
             raise RefusedSourceError(
                 f"{display_url!r} is not a web address", hint="Only whole http and https addresses are read."
             )
         try:
-            parts = urlsplit(url)
             content = await asyncio.to_thread(self.fetcher, url)
             if inspect.isawaitable(content):
                 content = await content
-            if not isinstance(content, str | bytes):
-                raise TypeError(f"it is a {type(content).__name__}, not text or bytes")
         except Exception as error:  # a fetcher may raise anything, and the model should see it
             raise RefusedSourceError(
                 f"{display_url!r} could not be fetched ({type(error).__name__}: {shorten_name(str(error))})",
                 hint="Check the address, or read something else.",
             ) from error
+        if not isinstance(content, str | bytes):
+            raise RefusedSourceError(
+                f"what was fetched from {display_url!r} is a {type(content).__name__}, not text or bytes",
+                hint="Read something else.",
+            )
         return self._make_document(content, display_url, PurePosixPath(unquote(parts.path)).name or str(parts.hostname))
 
     def _make_document(self, content: Content, display_name: str, name: str = "text") -> Document:

@@ -104,8 +104,9 @@ class CorpusWatcher(Protocol):
 
 NextTask: TypeAlias = Callable[[], Awaitable[DocumentTask | None]]
 """Returns the next document to read; None if there are no more. Several tasks may call it at the same time."""
-StoreRows: TypeAlias = Callable[[DocumentTask, Sequence[CorpusRow]], Awaitable[None]]
-"""Stores a document's rows, which are safe when it returns. Several tasks may call it at the same time."""
+StoreRows: TypeAlias = Callable[[DocumentTask, Sequence[CorpusRow]], Awaitable[bool]]
+"""Stores a document's rows, which are safe when it returns. It returns False when a limit is reached: an engine that
+has taken documents in advance should then stop. Several tasks may call it at the same time."""
 
 
 CorpusEngine: TypeAlias = Callable[[NextTask, StoreRows], Coroutine[Any, Any, None]]
@@ -277,7 +278,7 @@ class _CorpusRun:
             engine_task.cancel()
             await asyncio.gather(engine_task, return_exceptions=True)
 
-    async def _store_rows(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> None:
+    async def _store_rows(self, task: DocumentTask, rows: Sequence[CorpusRow]) -> bool:
         """Store a document's rows. Questions with an error that is retried are postponed to the last pass."""
         document = task.document
         failures = [row for row in rows if row.error_kind in POLICY_ERRORS]
@@ -293,7 +294,7 @@ class _CorpusRun:
             if rows := [row for row in rows if row.error_kind not in _RETRIED_ERRORS]:
                 await self._add_rows(document, "", rows)
             await asyncio.to_thread(self._writer.ledger.mark_begun, document.name)
-            return
+            return not self._is_limit_reached()
         await self._add_rows(document, document.version, rows)
         summary = self._summary
         summary.read += 1
@@ -306,6 +307,7 @@ class _CorpusRun:
                 summary.kinds[row.error_kind] = summary.kinds.get(row.error_kind, 0) + 1
         if self._watcher:
             self._watcher.on_document(document, rows)
+        return not self._is_limit_reached()
 
     async def _add_rows(self, document: CorpusDocument, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add rows to the ledger, and write a part of the table if one is due."""

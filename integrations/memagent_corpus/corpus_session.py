@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -166,20 +165,21 @@ def _add_up_estimates(inputs: CorpusInputs, reader: CorpusReader, context: Reade
             break
     tokens_per_byte = sample["tokens"] / sample["bytes"] if sample["bytes"] else _DEFAULT_TOKENS_PER_BYTE
     mean_tokens = sample["tokens"] / sample["counted"] if sample["counted"] else 0.0
-    budget, prompts, count_tokens = context.budget, context.prompts, lru_cache(maxsize=1024)(context.tokenizer.count)
+    budget, prompts, count_tokens = context.budget, context.prompts, context.tokenizer.count
     update_tokens = count_tokens(prompts.update.literal) + budget.memory_tokens
     answer_tokens = count_tokens(prompts.answer.literal) + budget.memory_tokens
     if context.response_format:  # update prompts contain an outline of the schema, the answer prompt the schema itself
         update_tokens += count_tokens(context.outline)
         if not context.trained_prompts_only:
             answer_tokens += count_tokens(prompts.neutralise(context.schema))
+    tokens_by_question = {question: count_tokens(question) for question in reader.questions}
     totals: Counter[str] = Counter()
     for document in inputs.documents():
         document_tokens = mean_tokens if document.size is None else document.size * tokens_per_byte
         chunk_count = max(1, math.ceil(document_tokens / budget.chunk_tokens))
         totals.update(documents=1, document_tokens=round(document_tokens))
         for question in reader.expand_questions(document):
-            question_tokens = count_tokens(question)
+            question_tokens = tokens_by_question.get(question) or count_tokens(question)
             totals.update(
                 questions=1,
                 chunks=chunk_count,

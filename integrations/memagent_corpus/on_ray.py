@@ -349,24 +349,26 @@ class RayEngine:
         )(DocumentActor)
         plan = self.plan.to_pickle()
         actors = [actor_class.remote(plan) for _ in range(self.actors)]
-        started_actors: list[Any] = []
+        started_indexes: set[int] = set()
 
-        async def run_worker(actor: Any) -> None:
+        async def run_worker(index: int) -> None:
+            actor = actors[index]
             await actor.start.remote()
-            started_actors.append(actor)
+            started_indexes.add(index)
             await read_concurrently(
                 self.documents_in_flight, lambda task: _read_on_actor(actor, task), next_task, store_rows
             )
 
-        workers = [asyncio.create_task(run_worker(actor)) for actor in actors]
+        workers = {asyncio.create_task(run_worker(index)): index for index in range(self.actors)}
         pending = set(workers)
         try:
-            while len(workers) - len(pending) < max(1, len(started_actors)):
+            while pending:
                 ended_workers, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for worker in ended_workers:
                     worker.result()
+                pending = {worker for worker in pending if workers[worker] in started_indexes}
             with suppress(ray.exceptions.RayError):  # a machine that is lost has nothing to close
-                await asyncio.gather(*(actor.close.remote() for actor in started_actors))
+                await asyncio.gather(*(actors[index].close.remote() for index in started_indexes))
         finally:
             for worker in workers:
                 worker.cancel()

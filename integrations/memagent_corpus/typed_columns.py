@@ -135,6 +135,8 @@ def _find_kind(response_format: ResponseFormat, schema: Any) -> tuple[ColumnKind
         alternative.get("type") == "array" and "prefixItems" not in alternative for alternative in alternatives
     ):
         item_schemas = [_list_alternatives(response_format, alternative.get("items")) for alternative in alternatives]
+        if not all(item_schemas):  # an array whose items can only be null
+            return ColumnKind.JSON, False
         kind = _merge_kinds(itertools.chain.from_iterable(item_schemas))
         return (ColumnKind.JSON, False) if kind is ColumnKind.JSON else (kind, True)
     return _merge_kinds(alternatives), False

@@ -178,6 +178,8 @@ class Document:
     @classmethod
     def from_langchain(cls, documents: Sequence[Any], name: str | None = None) -> Document:
         """Join LangChain `Document`s to one document, with blank lines between them. Their sources become sections."""
+        if not documents:
+            raise DocumentError("an empty list of documents", hint="Pass at least one document.")
         blocks = [
             block
             for index, document in enumerate(documents)

@@ -357,7 +357,7 @@ class _Engine:
         """
         dynamic_layer = _import_module("transformers").DynamicLayer
         layers = getattr(cache, "layers", ())
-        if not all(type(layer) is dynamic_layer and layer.is_initialized for layer in layers):
+        if not layers or not all(type(layer) is dynamic_layer and layer.is_initialized for layer in layers):
             return
         new_prefix = _Prefix(ids, [(layer.keys, layer.values) for layer in layers])
         is_same_section = reused_tokens > len(match.ids) / 2

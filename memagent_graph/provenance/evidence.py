@@ -246,8 +246,12 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
     chunks: dict[int, TokenizedText | None] = {}
     chunks_by_line: dict[_Line, frozenset[int]] = {}
     for index, update in enumerate(trace.updates):
-        old_lines = [line for source in trace.source_indices(update) for line in lines_after_update[source]]
-        lines_after_update.append(_match_next_lines(old_lines, split_memory(update.memory), index)[0])
+        sources = trace.source_indices(update)
+        lines = [line for source in sources for line in lines_after_update[source]]
+        # After a merge, an unchanged memory may be equal to one of several.
+        if update.changed or len(sources) != 1:
+            lines = _match_next_lines(lines, split_memory(update.memory), index)[0]
+        lines_after_update.append(lines)
         for line in lines_after_update[-1]:
             if line not in chunks_by_line:
                 quotes = _find_line_quotes(line, TokenizedText(line.text), trace, chunk_text, chunks)
@@ -318,12 +322,12 @@ def _find_anchors(text: str) -> frozenset[str]:
     return pairs.union(word for _, word in TokenizedText(text).find_anchors())
 
 
-def split_by_support(answer: str, line: str) -> list[tuple[str, bool]]:
-    """Return the pieces of a memory line, and whether the answer repeats their words."""
+def split_by_support(answer_words: TokenizedText, line: str) -> list[tuple[str, bool]]:
+    """Return the pieces of a memory line, and whether an answer of these words repeats theirs."""
     text = TokenizedText(line)
     pieces: list[tuple[str, bool]] = []
     end = 0
-    for match in sorted(find_matching_spans(TokenizedText(answer), text), key=lambda match: match.chunk_start):
+    for match in sorted(find_matching_spans(answer_words, text), key=lambda match: match.chunk_start):
         start = max(end, text.spans[match.chunk_start][0])
         match_end = text.spans[match.chunk_start + match.length - 1][1]
         if start < match_end:

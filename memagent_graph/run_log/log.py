@@ -237,19 +237,25 @@ class RunLog:
             for event in run.events:
                 rows.insert_row(connection, "events", {**pack_row(event), "run_id": run_id})
             for reward in run.rewards:
-                # A row that does not exist violates the foreign key.
-                row_id = None if reward.conversation is None else row_ids.get(reward.conversation, -1)
+                row_id = None if reward.conversation is None else row_ids[reward.conversation]
                 rows.insert_reward(connection, replace(reward, conversation=row_id))
 
         try:
             self.wait(self._writer.submit(write_run))
         except RunLogError as error:
-            if isinstance(error.__cause__, sqlite3.IntegrityError | OverflowError | UnicodeEncodeError):
+            if isinstance(error.__cause__, OverflowError | UnicodeEncodeError):
+                raise RunLogError(f"run {run_id!r} cannot be stored: {error.message}", hint=error.hint) from error
+            if isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise RunLogError(
                     f"run {run_id!r} is already in {self.path}, or is inconsistent ({error.__cause__})",
                     hint="Replace the run that is here, or leave this one out.",
                 ) from error
             raise
+        except KeyError as error:
+            raise RunLogError(
+                f"run {run_id!r} cannot be stored: a reward names the conversation {error}, which it lacks",
+                hint="Take the run from its log or export again.",
+            ) from error
 
     def delete(self, run_ids: Iterable[str]) -> int:
         """Delete runs with all of their data, free the disk space, and return the number of runs."""

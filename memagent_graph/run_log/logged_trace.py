@@ -27,23 +27,22 @@ def build_trace(
     trajectory.sort(key=lambda conversation: conversation.id or 0)
     attempts_by_call = group_values((conversation.call_id, conversation) for conversation in trajectory)
     edits_by_call = group_values((edit.call_id, edit) for edit in edits if edit.kind == EventKind.MEMORY_EDITED)
-    trace = Trace((), document_bytes)
+    calls: list[Call] = []
+    memories: dict[str, str | None] = {}
     for call_id, attempts in attempts_by_call.items():
         last_attempt = attempts[-1]
         if last_attempt.outcome is Outcome.DISCARDED:
             continue
         call = _make_call(attempts)
         if last_attempt.outcome is Outcome.KEPT_PREVIOUS:
-            memory = last_attempt.memory
-            if memory is None:  # it is that of the parent
-                parents = (parent for parent in call.parents if parent in trace.calls_by_id)
-                memory = "\n".join(filter(None, map(trace.memory_after, parents)))
+            memory = last_attempt.memory if last_attempt.memory is not None else _join_parent_memories(call, memories)
             call = replace(call, text=memory if call.writes is Writes.MEMORY else "")
         for edit in edits_by_call.get(call_id, ()):
             event = ReadEvent(EventKind.MEMORY_EDITED, edit.position, edit.detail)
             call = replace(call, writes=Writes.MEMORY, text=edit.text or "", events=(*call.events, event))
-        trace.add(call)
-    return trace
+        calls.append(call)
+        memories[call_id] = call.text if call.writes is Writes.MEMORY else _join_parent_memories(call, memories)
+    return Trace(calls, document_bytes)
 
 
 def _make_call(attempts: Sequence[Conversation]) -> Call:
@@ -67,3 +66,8 @@ def _make_call(attempts: Sequence[Conversation]) -> Call:
         seconds=sum(attempt.seconds for attempt in attempts),
         events=tuple(event for attempt in attempts for event in attempt.events),
     )
+
+
+def _join_parent_memories(call: Call, memories: dict[str, str | None]) -> str:
+    """Return the memory before a call: the joined memories of its parents."""
+    return "\n".join(filter(None, (memories.get(parent) for parent in call.parents)))

@@ -18,6 +18,7 @@ from memagent_graph.storage.private_files import create_private_file
 TIMEOUT_SECONDS = 30.0
 """Seconds to wait for a file that another process has locked."""
 _RETRY_SECONDS = 0.02
+_NOT_WRITABLE_CODES = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 _SEQUENCE_TABLE = "CREATE TABLE sqlite_sequence(name,seq)"
 """The table that SQLite adds for a schema with AUTOINCREMENT."""
 
@@ -70,8 +71,9 @@ def open_database_to_read(path: Path, schema: Sequence[str]) -> sqlite3.Connecti
     """
     try:
         return open_database(path, schema)
-    except (OSError, sqlite3.OperationalError):
-        if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+    except (OSError, sqlite3.OperationalError) as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_PERM) & 0xFF
+        if code not in _NOT_WRITABLE_CODES or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
             raise
         write_ahead_log = path.with_name(f"{path.name}-wal")
         has_log = write_ahead_log.exists() and write_ahead_log.stat().st_size

@@ -53,6 +53,8 @@ class DatabaseWriter:
         """Forget the pending jobs in a forked process, because the parent process writes them."""
         self._job_queue: queue.SimpleQueue[_QueuedJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._ending_thread: threading.Thread | None = None
+        """The thread that `close` waits for. The next thread starts work after its end."""
         self._lock = threading.Lock()
         self._is_flush_requested = threading.Event()
 
@@ -70,7 +72,10 @@ class DatabaseWriter:
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run_thread, args=(self._job_queue,), name="memagent-writer", daemon=True
+                    target=self._run_thread,
+                    args=(self._job_queue, self._ending_thread),
+                    name="memagent-writer",
+                    daemon=True,
                 )
                 self._thread.start()
                 atexit.register(self.close)
@@ -83,27 +88,32 @@ class DatabaseWriter:
 
     def close(self) -> None:
         """Write the submitted jobs and end the thread. A later job starts another thread."""
-        with self._lock:  # until the end of the thread: the next one must not write before
-            if self._thread is not None:
-                atexit.unregister(self.close)
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is not None:
                 self._job_queue.put(None)
+                self._job_queue, self._ending_thread = queue.SimpleQueue(), thread
                 self._is_flush_requested.set()
-                thread, self._thread, self._job_queue = self._thread, None, queue.SimpleQueue()
-                thread.join()
+        if thread is not None:
+            atexit.unregister(self.close)
+            thread.join()
 
-    def _run_thread(self, job_queue: queue.SimpleQueue[_QueuedJob | None]) -> None:
+    def _run_thread(self, job_queue: queue.SimpleQueue[_QueuedJob | None], previous: threading.Thread | None) -> None:
+        if previous is not None:
+            previous.join()
         file: _OpenFile | None = None
         is_last = False
         while not is_last:
             batch, is_last = self._take_batch(job_queue)
-            if batch:
-                file = self._write(file, batch)
+            file = self._write(file, batch)
             del batch  # the objects of its jobs must not stay in memory until the next batch
         if file is not None:
             file.connection.close()
 
     def _write(self, file: _OpenFile | None, batch: Sequence[_QueuedJob]) -> _OpenFile | None:
         """Run a batch and set its futures. Return the open file; None if the next batch must open it again."""
+        if not batch:
+            return file
         try:
             if file is not None and file.identity != _read_identity(self._path):
                 file.connection.close()
@@ -114,12 +124,7 @@ class DatabaseWriter:
         except Exception as error:  # noqa: BLE001  any error is raised in the callers
             outcomes = [error] * len(batch)
         for queued_job, outcome in zip(batch, outcomes, strict=True):
-            if not queued_job.future.set_running_or_notify_cancel():
-                continue  # the caller cancelled it
-            if isinstance(outcome, Exception):
-                queued_job.future.set_exception(outcome)
-            else:
-                queued_job.future.set_result(outcome)
+            queued_job.settle(outcome)
         return file
 
     def _take_batch(self, job_queue: queue.SimpleQueue[_QueuedJob | None]) -> tuple[list[_QueuedJob], bool]:
@@ -160,6 +165,15 @@ class _QueuedJob:
     job: Job
     future: Future[Any]
     may_wait: bool
+
+    def settle(self, outcome: Any) -> None:
+        """Set the result or the error of the future, unless the caller cancelled it."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
 
 
 def _run_jobs(connection: sqlite3.Connection, batch: Sequence[_QueuedJob]) -> list[Any]:

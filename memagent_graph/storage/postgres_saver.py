@@ -136,7 +136,8 @@ class PostgresSaver(AsyncPostgresSaver):
                 attempts_left -= 1
                 if not attempts_left or not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
                     raise _make_error(self.display_url, error, config) from error
-            await self.conn.check()  # a restart of the server closes all connections, also those that are idle
+            # A restart of the server closes all connections, also those that are idle. The pool swallows cancellations.
+            await asyncio.shield(self.conn.check())
 
 
 def _separate_text(value: Any) -> Any:

@@ -13,6 +13,7 @@ from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
 from memagent_graph.plain_text import format_count, list_names
 from memagent_graph.provenance.evidence import Evidence, LostLine, split_by_support
+from memagent_graph.provenance.overlap import TokenizedText
 from memagent_graph.provenance.places import find_section_label
 from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words
 from memagent_graph.timeline.view import RunView
@@ -222,11 +223,12 @@ def build_timeline(view: RunView) -> Timeline:
                 is_notable=bool(diff or update.events) or not has_chunk or update_index in quoted_updates,
             )
         )
+    answer_words = TokenizedText(view.answer or "")
     return Timeline(
         view=view,
         steps=tuple(steps),
         step_index_by_update=step_index_by_update,
-        line_pieces=tuple(split_by_support(view.answer or "", line.line) for line in view.provenance.lines),
+        line_pieces=tuple(split_by_support(answer_words, line.line) for line in view.provenance.lines),
         chunks=sum(step.update.chunk_index is not None for step in steps),
         changes=sum(step.changed for step in steps),
         prompt_tokens=sum(call.usage.prompt_tokens for call in trace.calls),

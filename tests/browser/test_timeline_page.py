@@ -206,7 +206,7 @@ def test_a_step_shows_the_memory_after_it(open_page: OpenPage) -> None:
     press(browser, "j") if chunk > 600 else None
     for button in browser.find_elements(By.CSS_SELECTOR, f"#chunk-{chunk} .more"):
         button.click()
-    assert read_memory(browser, f"chunk-{chunk}") == make_long_run().updates[chunk - 1].memory
+    assert read_memory(browser, f"chunk-{chunk}") == make_long_run().trace.updates[chunk - 1].memory
 
 
 def test_each_branch_has_a_lane_and_the_merge_links_to_the_branches(open_page: OpenPage) -> None:
@@ -246,7 +246,7 @@ def test_a_single_branch_can_be_selected_if_there_are_branches(open_page: OpenPa
         "document.getElementById('chunk-13-1').scrollIntoView()"
     )  # a step is rendered once it is visible
     memory = WebDriverWait(browser, 20).until(lambda _: read_memory(browser, "chunk-13-1"))
-    assert memory == next(update.memory for update in make_branched_run().updates if update.chunk_index == 12)
+    assert memory == next(update.memory for update in make_branched_run().trace.updates if update.chunk_index == 12)
 
 
 def test_an_excerpt_is_shown_below_the_answer_without_an_empty_timeline(open_page: OpenPage) -> None:

@@ -20,7 +20,7 @@ from memagent_graph.provenance.evidence import (
     split_by_support,
     split_memory,
 )
-from memagent_graph.provenance.overlap import MAX_QUOTES, find_quotes
+from memagent_graph.provenance.overlap import MAX_QUOTES, TokenizedText, find_quotes
 from memagent_graph.provenance.places import Places
 from memagent_graph.trace import MemoryUpdate, Trace
 
@@ -66,7 +66,7 @@ def test_every_quote_is_the_documents_text_at_its_span(steps: list[tuple[str, st
 
 @given(TEXTS, TEXTS)
 def test_the_pieces_of_a_line_are_the_line_for_any_text(answer: str, line: str) -> None:
-    assert "".join(piece for piece, _ in split_by_support(answer, line)) == line
+    assert "".join(piece for piece, _ in split_by_support(TokenizedText(answer), line)) == line
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,10 @@ def test_each_sentence_of_a_paragraph_is_a_line() -> None:
 
 
 def test_the_answers_words_are_found_in_memory() -> None:
-    pieces = split_by_support("Ilse Thornbury", "The lighthouse was built by Ilse Thornbury in 1743")
+    answer_words = TokenizedText("Ilse Thornbury")
+    pieces = split_by_support(answer_words, "The lighthouse was built by Ilse Thornbury in 1743")
     assert pieces == [("The lighthouse was built by ", False), ("Ilse Thornbury", True), (" in 1743", False)]
-    assert split_by_support("Ilse Thornbury", "nothing here") == [("nothing here", False)]
+    assert split_by_support(answer_words, "nothing here") == [("nothing here", False)]
 
 
 def test_only_chunks_that_added_final_words_are_loaded() -> None:

@@ -175,7 +175,7 @@ class TestSources:
         call_tool(make_tool(policy), questions=[HARBOR], text="/etc/passwd")
         assert extract(policy.prompts[0], "section") == "/etc/passwd"
 
-    @pytest.mark.parametrize("url", ["file:///etc/passwd", "example.com/a", "http://", "http://["])
+    @pytest.mark.parametrize("url", ["file:///etc/passwd", "example.com/a", "http://", "http://[", "http://a]b/"])
     def test_a_fetcher_gets_only_web_addresses(self, make_tool, url) -> None:
         urls: list[str] = []
         tool = make_tool(fetcher=lambda url: urls.append(url) or TEXT)
@@ -189,9 +189,7 @@ class TestSources:
             return TEXT
 
         fetchers: dict[str, Any] = {"sync": lambda url: TEXT, "async": fetch, "bytes": lambda url: TEXT.encode()}
-        message = call_tool(
-            make_tool(fetcher=fetchers[kind]), questions=[HARBOR], url="https://example.com/my%20book.txt"
-        )
+        message = call_tool(make_tool(fetcher=fetchers[kind]), questions=[HARBOR], url=" https://☃.net/my%20book.txt")
         assert message.text.startswith("Answer: 4711")
         assert message.artifact["document"]["name"] == "my book.txt"
 
@@ -202,6 +200,7 @@ class TestSources:
             ({"max_bytes": 100}, {"text": "ü" * 51}, "more than the 100 that are allowed"),
             ({"max_bytes": 100, "fetcher": lambda url: TEXT}, {"url": "https://a.b/c"}, "more than the 100"),
             ({"fetcher": lambda url: 1 / 0}, {"url": "https://a.b/c"}, "could not be fetched (ZeroDivisionError: "),
+            ({"fetcher": lambda url: 5}, {"url": "https://a.b/c"}, "int, not text or bytes. Read something else."),
             ({}, {"url": "http://example.com/a"}, "url cannot be read here; choose one of: text"),
             ({}, {"url": "file:///etc/passwd"}, "url cannot be read here; choose one of: text"),
             ({"roots": ["."]}, {"path": "a", "text": "b"}, "got path and text. Choose one of: path, text."),

@@ -142,9 +142,7 @@ def test_schema_option_takes_a_json_file_or_a_pydantic_model(corpus: CorpusComma
     assert [row["key"] for row in corpus.rows] == [1] * 3
 
 
-def test_missing_ray_error_names_the_install_command(
-    corpus: CorpusCommandRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_ray_names_the_install_command(corpus: CorpusCommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     corpus.write(1)
     for exit_code, message, *options in (

@@ -145,20 +145,20 @@ class ReverseEngine:
     """An engine that takes all tasks at once and reads them in reverse order; each sweep calls it again."""
 
     def __init__(self, corpus: CorpusFixture) -> None:
-        access = SourceAccess(root=str(corpus.folder))
-        self.reader = CorpusReader(corpus.agent(checkpoints=None), (HARBOR,), access)
+        self.reader = CorpusReader(corpus.agent(checkpoints=None), (HARBOR,), SourceAccess(root=str(corpus.folder)))
 
     async def __call__(self, next_task: NextTask, store_rows: StoreRows) -> None:
         tasks = []
         while (task := await next_task()) is not None:
             tasks.append(task)
         for task in tasks[::-1]:
-            await store_rows(task, await task.read(self.reader))
+            if not await store_rows(task, await task.read(self.reader)):
+                return
 
 
 def test_another_engine_continues_a_stopped_run_and_writes_the_same_rows(corpus: CorpusFixture) -> None:
     corpus.write_many(6, key_step=100)
-    limited_summary = corpus.run(limits=CorpusLimits(max_tokens_total=1), documents_in_flight=1)
+    limited_summary = corpus.run(engine=ReverseEngine(corpus), limits=CorpusLimits(max_tokens_total=1))
     assert (limited_summary.read, limited_summary.ended) == (1, StopCause.MAX_TOKENS)
     (corpus.folder / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
     summary = corpus.run(engine=ReverseEngine(corpus))
@@ -172,7 +172,7 @@ def test_new_documents_and_new_questions_are_added(corpus: CorpusFixture) -> Non
     corpus.write("a.txt", 1)
     corpus.run(HARBOR)
     corpus.write("b.txt", 5)
-    assert corpus.run(HARBOR).read == 1
+    assert corpus.run(HARBOR, limits=CorpusLimits(max_tokens_total=1)).ended is StopCause.DONE, "it was the last one"
     assert corpus.run(HARBOR, CASTLE).rows == 4
     assert corpus.answers == {
         ("a.txt", HARBOR): "1", ("a.txt", CASTLE): "2", ("b.txt", HARBOR): "5", ("b.txt", CASTLE): "6",

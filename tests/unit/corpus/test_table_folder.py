@@ -26,9 +26,7 @@ FIRST_PART = "part-000000.parquet"
 def make_rows(count: int = ROW_COUNT) -> Iterator[dict[str, Any]]:
     """Yield rows whose answers hardly compress."""
     for number in range(count):
-        row = CorpusRow(
-            id=f"{number}", document=f"{number}.txt", digest=None, question="?", answer=os.urandom(256).hex()
-        )
+        row = CorpusRow(id=f"{number}", document="a.txt", digest=None, question="?", answer=os.urandom(256).hex())
         yield list_column_values(row)
 
 

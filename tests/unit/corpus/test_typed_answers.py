@@ -102,6 +102,7 @@ COLUMN_EXAMPLES: dict[str, tuple[Any, Any, Any, Any]] = {
     "grid": (list[list[int]], pa.string(), [[1], []], "[[1], []]"),
     "either": (int | str, pa.string(), "x", '"x"'),
     "number": (int | float, pa.float64(), 1, 1.0),
+    "nulls": (list[None] | list[int], pa.string(), [1], "[1]"),
     "pair": (tuple[int, str], pa.string(), [1, "a"], '[1, "a"]'),
     "Extra field": (dict[str, int], pa.string(), {"a": 1}, '{"a": 1}'),
 }  # fmt: skip

@@ -107,9 +107,7 @@ def test_client_fields_cannot_redirect_calls_of_the_policy(server: Server, upstr
 # Hosts, pages, headers
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost@evil", "", "a/b"]
-)
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.com", "localhost@evil", "", "a/b"])
 def test_unknown_host_name_is_refused(server: Server, host: str) -> None:
     forwarded_headers = {"X-Forwarded-Host": "localhost", "Forwarded": "host=localhost"}
     for path in ("/", "/v1/models", "/health"):
@@ -443,9 +441,7 @@ def test_uploads_in_progress_share_a_quota_and_have_a_deadline(upstream: FakeSer
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200
 
 
-def test_conversions_block_no_other_key_and_end_with_their_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conversions_block_no_other_key_and_end_with_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conversions = block_conversions(monkeypatch)
     file_part = {"type": "file", "file": {"filename": "a.txt", "file_data": "aGVsbG8="}}
     with FakeServer(window=1000) as upstream, serve(upstream.base_url, tmp_path, keys=KEYS) as server:
