@@ -117,7 +117,8 @@ def _read_client_options(client: Any, model: str | None) -> dict[str, Any]:
             "MemAgent(AzureChatOpenAI(...)).",
         )
     base_url = str(client.base_url).rstrip("/")
-    headers = {"OpenAI-Organization": client.organization, "OpenAI-Project": client.project, **client._custom_headers}
+    account_headers = {"OpenAI-Organization": client.organization, "OpenAI-Project": client.project}
+    headers = {**{name: value for name, value in account_headers.items() if value}, **client._custom_headers}
     key = client.api_key
     if hasattr(client, "_azure_deployment"):
         if "/deployments/" not in base_url:
@@ -137,8 +138,12 @@ def _read_client_options(client: Any, model: str | None) -> dict[str, Any]:
         "max_retries": client.max_retries,
     }
     timeout = client.timeout
-    timeouts = {"read_timeout": getattr(timeout, "read", timeout), "connect_timeout": getattr(timeout, "connect", None)}
-    settings |= {name: float(seconds) for name, seconds in timeouts.items() if seconds}
+    if isinstance(timeout, int | float):
+        settings["read_timeout"] = float(timeout)
+    elif getattr(timeout, "read", None):
+        settings["read_timeout"] = float(timeout.read)
+        if timeout.connect:
+            settings["connect_timeout"] = float(timeout.connect)
     pool = getattr(client._client._transport_for_url(client.base_url), "_pool", None)
     if url := getattr(pool, "_proxy_url", None):
         credentials = dict(getattr(pool, "_proxy_headers", ())).get(b"Proxy-Authorization", b"").removeprefix(b"Basic ")

@@ -94,7 +94,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             be names or objects. The groups `budget`, `sampling` and `rules` set several fields.
 
     Raises:
-        MemAgentError: a setting is unknown, or belongs to a policy that was passed as an object.
+        MemAgentError: a setting is unknown or out of bounds, or belongs to a policy that was passed as an object.
         BudgetError: the budget does not fit the window (at the first read, if the policy reports the window).
         PolicyError: no policy is named and none was added, or the policy does not exist or cannot be loaded.
         ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.

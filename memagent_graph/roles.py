@@ -40,6 +40,11 @@ Parser: TypeAlias = Callable[[str, Prompts], ParsedReply | ParseFailure]
 """A function that parses a reply, which is never empty and has no reasoning."""
 
 
+def keep_whole_text(text: str, _: Prompts) -> ParsedReply:
+    """Return the reply unchanged. It is a named function, so that roles can be pickled."""
+    return ParsedReply(text)
+
+
 @dataclass(frozen=True)
 class Role:
     """One kind of call of the policy.
@@ -62,7 +67,7 @@ class Role:
     fields: frozenset[str] = frozenset({"memory", "chunk"})
     template: str | Callable[[AnswerFormat], str] = ""
     max_tokens: Literal["memory_tokens", "answer_tokens", "question_tokens"] | int = "memory_tokens"
-    parse: Parser = lambda text, _: ParsedReply(text)
+    parse: Parser = keep_whole_text
     fallback: str | None = None
     fills_window: bool = False
     optional: bool = False

@@ -272,6 +272,9 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     `MemAgent` accepts the fields as keyword arguments, and these groups of fields: `budget` (a `Budget`), `sampling` (a
     `SamplingParams`), `rules` (an `UpdateRules`). A single field overrides its group. None means the value of the
     policy's profile, or the default.
+
+    Raises:
+        MemAgentError: a value is out of bounds.
     """
 
     prompts: Any = setting(None, text_type=type(None))
@@ -288,13 +291,16 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             value, low, high = getattr(self, option.name), option.metadata["min"], option.metadata["max"]
             is_within = value is None or ((low is None or low <= value) and (high is None or value <= high))
             if not is_within:  # NaN is not, either
-                raise ValueError(f"{option.name} is out of bounds: {value}")
+                bounds = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+                raise MemAgentError(
+                    f"{option.name} must be {bounds}, got {value}", hint=f"Choose a {option.name} within these bounds."
+                )
 
     def replace(self, **changes: Any) -> Self:
         """Return these settings with changed fields or groups of fields.
 
         Raises:
-            MemAgentError: there is no such field.
+            MemAgentError: there is no such field, or a value is out of bounds.
         """
         values: dict[str, Any] = {}
         for group, names in _GROUPS.items():
@@ -331,8 +337,9 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             if name in types:
                 try:
                     settings = dataclass_replace(settings, **{name: parse_text(text, types[name])})
-                except ValueError as error:
-                    raise MemAgentError(f"{variable}={text!r}: {error}", hint="Correct it, or unset it.") from error
+                except (ValueError, MemAgentError) as error:
+                    reason = error.message if isinstance(error, MemAgentError) else error
+                    raise MemAgentError(f"{variable}={text!r}: {reason}", hint="Correct it, or unset it.") from error
             elif names := get_close_matches(name, types, n=1, cutoff=0.85):
                 raise MemAgentError(
                     f"{variable} is not a setting",
@@ -362,9 +369,10 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             field_type = logged_fields[name].metadata["text_type"] if types[name] is Any else types[name]
             try:
                 settings = dataclass_replace(settings, **{name: msgspec.convert(values[name], field_type)})
-            except ValueError as error:
+            except (ValueError, MemAgentError) as error:
+                reason = error.message if isinstance(error, MemAgentError) else error
                 raise RunLogError(
-                    f"the log's settings of run {run_id} are damaged: {name}: {error}",
+                    f"the log's settings of run {run_id} are damaged: {name}: {reason}",
                     hint="Restore the log from a copy, or read the document again.",
                 ) from error
         own_url = os.environ.get("OPENAI_BASE_URL")

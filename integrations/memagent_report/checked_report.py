@@ -1,6 +1,6 @@
 """Checks every quote and every sentence of a draft, and builds the report from them.
 
-The check uses code, not a model. Every quote must be in its document, and every sentence must pass
+The check uses code, not a model. Every quote must be at its place in its document, and every sentence must pass
 `check_sentence` with the quotes that it cites. If a sentence cites no quotes, or the wrong ones, other quotes of its
 section are tried. A sentence that no quotes support keeps its problems, and every format of the report marks it.
 """
@@ -84,7 +84,8 @@ def check_quote(quote: SourceQuote, source: SourceText, name: str) -> SentencePr
     """
     span = quote.start_char, quote.end_char
     if not quote.text or source.text[slice(*span)] != quote.text:
-        return SentenceProblem(ProblemKind.QUOTE_NOT_IN_SOURCE, f"a quote is not in {name}")
+        place = "at its place in" if quote.text and quote.text in source.text else "in"
+        return SentenceProblem(ProblemKind.QUOTE_NOT_IN_SOURCE, f"a quote is not {place} {name}")
     if quote.is_whole and not source.is_whole(*span):
         return SentenceProblem(ProblemKind.QUOTE_CUT, f"a quote from {name} begins or ends within a sentence")
     return None

@@ -1,6 +1,6 @@
-"""Extracts quotes from a document's text, for the cell of a finished read, and finds their sentences again.
+"""Extracts quotes from a document's text, for the cell of a finished read, and finds the sentences around passages.
 
-Quotes are copied from the text. A quote is in a document only if all of its characters are there, in order.
+Quotes are copied from the text, with their positions, so that each can be compared with the text at its place.
 """
 
 from __future__ import annotations

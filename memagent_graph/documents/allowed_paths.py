@@ -39,8 +39,10 @@ def resolve_below(root: Path, path: str, *, hint: str, allow_any_kind: bool = Fa
 
     Raises:
         DocumentError: the path does not exist.
-        RefusedSourceError: the path cannot be resolved, or leads out of the root, or to no regular file.
+        RefusedSourceError: the text is not a path, or the path leads out of the root, or to no regular file.
     """
+    if not _is_valid_path(path):
+        raise RefusedSourceError(f"{shorten_name(path)!r} is not a path", hint=hint)
     try:
         root = root.resolve(strict=True)
         target = (root / path).resolve(strict=True)
@@ -83,12 +85,15 @@ class AllowedRoots:
         The file is checked again when it is opened, because it may have been replaced.
 
         Raises:
-            RefusedSourceError: the path leads outside the roots, does not exist, is not a regular file, or is too
-                large. The message is for a model: it says what would work, and nothing about files or folders outside.
+            RefusedSourceError: the path is not valid, leads outside the roots, does not exist, is not a regular file,
+                or is too large. The message is for a model: it says what would work, and nothing about files or
+                folders outside.
         """
         name = shorten_name(path)
         if _SCHEME.match(path):
             raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted", hint=self._make_hint())
+        if not _is_valid_path(path):
+            raise RefusedSourceError(f"{name!r} is not a path", hint=self._make_hint())
         root, target = self._find_target(path)
         if target is None:
             # The same message for a missing file and for one outside the roots: a model must not learn the difference.
@@ -150,3 +155,7 @@ class AllowedRoots:
             return "No files may be read; pass the text itself."
         names = list(dict.fromkeys(root.name if root.is_file() else f"{root.name}/" for root in self.roots))
         return f"Name {names[0]}." if names == [self.roots[0].name] else f"Name a file below {', '.join(names)}."
+
+
+def _is_valid_path(path: str) -> bool:
+    return bool(path.strip()) and "\0" not in path

@@ -140,6 +140,9 @@ class StrategyGraph:
         self.builder.add_edge(START, OPEN)
         try:
             strategy.wire(self)
+            for node in [node.runnable for node in self.builder.nodes.values()]:
+                if isinstance(node, LoopNode) and node.first_node.node not in self._routes:
+                    raise ValueError(f"{node.first_node.node} begins a loop, but has no conditional edges")
             self.builder.validate()
         except ValueError as error:
             raise StrategyError(

@@ -40,17 +40,17 @@ from memagent_graph.settings import parse_text
 from memagent_graph.strategies.overwrite import Overwrite as Overwrite
 
 _SHIPPED: Final = {
-    "overwrite": "overwrite.Overwrite",
-    "gated": "gated.Gated",
-    "refine": "overwrite.Refine",
-    "map_reduce": "map_reduce.MapReduce",
-    "parallel": "map_reduce.Parallel",
-    "segments": "segments.Segments",
-    "reread": "reread.Reread",
-    "recall": "recall.Recall",
-    "retrieval": "excerpts.Retrieval",
-    "middle_truncation": "excerpts.MiddleTruncation",
-    "full_context": "excerpts.FullContext",
+    "overwrite": "overwrite:Overwrite",
+    "gated": "gated:Gated",
+    "refine": "overwrite:Refine",
+    "map_reduce": "map_reduce:MapReduce",
+    "parallel": "map_reduce:Parallel",
+    "segments": "segments:Segments",
+    "reread": "reread:Reread",
+    "recall": "recall:Recall",
+    "retrieval": "excerpts:Retrieval",
+    "middle_truncation": "excerpts:MiddleTruncation",
+    "full_context": "excerpts:FullContext",
 }
 """Module and class by name. A module is imported when its strategy is chosen."""
 

@@ -313,7 +313,8 @@ class DocumentEnds:
 
     def cut(self, start: int, end: int, index: int = 0) -> Span:
         """Return the span of the tokens from `start` to `end`; a token inside a character belongs to what follows."""
-        (start_tokens, first), (end_tokens, last) = self._find_token(start), self._find_token(end)
+        start_tokens, first = self._find_token(start) if start else self._cursors[0]  # a text may have no tokens
+        end_tokens, last = self._find_token(end)
         return Span(index, first["char"], last["char"], first["byte"], last["byte"], end_tokens - start_tokens)
 
     def _find_token(self, tokens: int) -> tuple[int, Cursor]:

@@ -10,7 +10,7 @@ in front, "2.12".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, NotRequired
 
 from langgraph.graph import END
@@ -289,6 +289,8 @@ class Parallel(MapReduce):
     passes: int = 2
     """Maximum number of passes, each of which sees the memory of the previous one. A pass that finds nothing new is the
     last."""
+    width: int = field(default=64, kw_only=True)  # so that `passes` comes first
+    """Number of chunks that are chosen at once. The reader's `branches` limits how many are read in parallel."""
     name: ClassVar[str] = "parallel"
     roles: ClassVar[tuple[Role, ...]] = (EXTRACT, MERGE, ANSWER)
     state: ClassVar[type] = ParallelState

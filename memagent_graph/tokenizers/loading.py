@@ -246,11 +246,11 @@ class HFTokenizer:
         """Return the text of `ids`."""
         if self._fast is not None:
             return self._fast.decode(ids)
-        for token in ids:  # the library would silently drop unknown ids
-            if not 0 <= token < 1 << 32 or self._backend.id_to_token(token) is None:
-                raise TokenizerError(f"the tokenizer {self.name} has no token {token}", hint=_MISMATCH_HINT)
         with _translate_library_errors(self.name):
-            return self._backend.decode(ids, skip_special_tokens=False)
+            unknown_ids = (i for i in set(ids) if not 0 <= i < 1 << 32 or self._backend.id_to_token(i) is None)
+            if (unknown_id := next(unknown_ids, None)) is None:  # the library would silently drop it
+                return self._backend.decode(ids, skip_special_tokens=False)
+        raise TokenizerError(f"the tokenizer {self.name} has no token {unknown_id}", hint=_MISMATCH_HINT)
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""

@@ -45,6 +45,8 @@ def test_the_error_for_a_command_line_option_names_the_python_argument() -> None
     with pytest.raises(MemAgentError) as error:
         MemAgent(max_chunks=2)
     assert "limits=Limits(max_chunks=...)" in str(error.value)
+    with pytest.raises(MemAgentError, match=r"temperature must be at least 0, got -1\. Choose a temperature"):
+        MemAgent(temperature=-1)
 
 
 @pytest.mark.parametrize("client_class", [openai.OpenAI, openai.AsyncOpenAI])
@@ -76,14 +78,14 @@ async def test_an_azure_client_gives_header_version_and_deployment() -> None:
 
 
 def test_the_proxy_of_a_client_is_used_and_its_password_hidden() -> None:
+    http_client = AsyncClient(proxy="http://me:secretly@proxy:3128")
     client = openai.AsyncOpenAI(
-        base_url="http://far.example/v1",
-        api_key="k" * 12,
-        http_client=AsyncClient(proxy="http://me:secretly@proxy:3128"),
+        base_url="http://far.example/v1", api_key="k" * 12, organization="", timeout=0, http_client=http_client
     )
     policy = MemAgent(client, **SETTINGS).policy
     assert policy._server.proxy == "http://me:secretly@proxy:3128"
     assert "secretly" not in policy._server.redact("refused secretly")
+    assert "OpenAI-Organization" not in policy._server.headers and policy._server.read_timeout == 0
 
 
 def test_a_client_whose_key_is_a_function_is_refused() -> None:

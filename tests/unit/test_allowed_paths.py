@@ -38,7 +38,7 @@ PATHS_OUTSIDE = ("../secret.txt", "inner/../../secret.txt", "way_out.txt", "way_
     "path",
     [
         *PATHS_OUTSIDE,
-        "/etc/passwd", "~/.ssh/id_rsa", "absent.txt", " ", "\0", "inner\0/book.txt",
+        "/etc/passwd", "~/.ssh/id_rsa", "absent.txt", "", " ", "\0", "inner\0/book.txt",
         "file:///etc/passwd", "http://example.org/x", "x" * 100_000,
     ],
 )  # fmt: skip
@@ -100,7 +100,7 @@ def test_without_roots_no_file_may_be_read(folder: Path) -> None:
         ("inner", "is not a regular file"),
         ("pipe", "is not a regular file"),
         ("/dev/zero", "is outside"),
-        ("inner\0/book.txt", "cannot be resolved"),
+        *((path, "is not a path") for path in ("", " ", "inner\0/book.txt")),
         ("inner/book.txt/more", "cannot be resolved"),
         ("x" * 100_000, "cannot be resolved"),
     ],

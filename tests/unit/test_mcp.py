@@ -680,6 +680,8 @@ def test_server_names_are_allowed_in_addition_to_localhost() -> None:
     assert "https://reader.example.org:*" in settings.allowed_origins
     for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost"):
         assert list_host_names(host, ["a"], danger="there is no login", remedy="") == ("a", host)
+    with pytest.raises(MemAgentError, match="other machines can reach reader"):
+        list_host_names("reader.example.org", ["a"], danger="there is no login", remedy="")
 
 
 # The example

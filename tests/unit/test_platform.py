@@ -73,7 +73,7 @@ def test_settings_have_a_variable_for_every_field() -> None:
         ("MEMAGENT_CHUNK_TOKENS", "many", "='many': Input should be a valid integer"),
         ("MEMAGENT_TEMPERATURE", "warm", "='warm': Input should be a valid number"),
         ("MEMAGENT_LOGPROBS", "perhaps", "='perhaps': Input should be a valid boolean"),
-        ("MEMAGENT_CONCURRENCY", "0", "='0': concurrency is out of bounds: 0"),
+        ("MEMAGENT_CONCURRENCY", "0", "='0': concurrency must be at least 1, got 0"),
         ("MEMAGENT_BOUNDARY", "line", "='line': Input should be 'token', 'sentence', 'paragraph' or 'heading'"),
         ("MEMAGENT_CHUNK_TOKEN", "5", " is not a setting.*MEMAGENT_CHUNK_TOKENS"),
     ],

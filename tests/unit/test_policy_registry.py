@@ -39,11 +39,8 @@ URL = "http://127.0.0.1:9/v1"
 
 
 def test_the_first_of_two_entry_points_with_the_same_name_counts(monkeypatch) -> None:
-    class EntryPoints(tuple):
-        def __getitem__(self, name):
-            raise KeyError(name)  # it takes a name, since Python 3.12
-
-    entries = EntryPoints(EntryPoint("mine", value, POLICIES) for value in ("first", "second"))
+    group_type: Any = type("EntryPoints", (tuple,), {"__getitem__": None})  # since Python 3.12, it takes names
+    entries = group_type(EntryPoint("mine", value, POLICIES) for value in ("first", "second"))
     monkeypatch.setattr("memagent_graph.entry_points.entry_points", lambda group: entries)
     assert list_entry_points(POLICIES)["mine"].value == "first"
 

@@ -233,7 +233,7 @@ def test_a_format_is_loaded_from_a_schema_file_or_a_model(tmp_path) -> None:
     ("name", "words"),
     [
         ("missing.json", "cannot be read"),
-        ("broken.json", "is not JSON: "),
+        ("models.py", "is not JSON: "),
         ("models.py:other", "is not a Pydantic model"),
         ("models.py:Missing", "has no 'Missing'"),
         ("missing.py:Key", "there is no file"),
@@ -241,7 +241,6 @@ def test_a_format_is_loaded_from_a_schema_file_or_a_model(tmp_path) -> None:
 )
 def test_a_name_that_cannot_be_loaded_is_an_error_with_the_remedy(tmp_path, name, words) -> None:
     (tmp_path / "models.py").write_text("other = 5\n")
-    (tmp_path / "broken.json").write_text("{not json")
     with pytest.raises(ResponseFormatError, match=words) as error:
         ResponseFormat.load(f"{tmp_path}/{name}")
     assert error.value.hint

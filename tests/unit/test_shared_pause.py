@@ -21,8 +21,7 @@ from memagent_graph.policies import sending
 class FakeClock:
     """A clock that advances only during a sleep."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -36,25 +35,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     yield clock
 
 
-async def test_a_retry_after_date_is_waited_for_unless_it_is_too_far_off(clock: FakeClock) -> None:
+async def test_a_retry_after_date_is_waited_for_unless_too_far_off_and_shortens_no_pause(clock: FakeClock) -> None:
     def respond(body: dict, number: int) -> web.Response:
-        retry_after = format_datetime(datetime.now(UTC) + timedelta(seconds=600 if number == 0 else 3600), usegmt=True)
+        if number == 1:
+            sender._pause = (clock.now + 650, 650.0)  # because of another request
+        retry_after = format_datetime(datetime.now(UTC) + timedelta(seconds=(600, 60, 3600)[number]), usegmt=True)
         return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": retry_after})
 
-    server = FakeServer(respond)
-    with server, pytest.raises(PolicyOverloadedError, match=r"asks to wait for 3\d\d\d s: full"):
-        await server.ask(read_timeout=700)
-    assert len(server.requests) == 2
-    assert 1300 < clock.now <= 1660
+    with FakeServer(respond) as server:
+        policy = OpenAICompatiblePolicy("fake", base_url=server.base_url, read_timeout=700)
+        sender = policy._connections.get()
+        with pytest.raises(PolicyOverloadedError, match=r"asks to wait for 3\d\d\d s: full"):
+            await policy.complete(HELLO, SamplingParams())
+        await policy.aclose()
+    assert len(server.requests) == 3 and 2200 < clock.now <= 2375
 
 
 async def test_a_retry_after_of_one_request_pauses_all_others() -> None:
-    request_numbers: list[int] = []
     has_refused = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def respond(body: dict, number: int) -> web.Response | str:
-        request_numbers.append(number)
         if number == 0:
             loop.call_soon_threadsafe(has_refused.set)
             return web.json_response({"error": {"message": "busy"}}, status=429, headers={"Retry-After": "0.6"})
@@ -70,4 +71,4 @@ async def test_a_retry_after_of_one_request_pauses_all_others() -> None:
         completions = await asyncio.gather(refused_request, *other_requests)
         await policy.aclose()
     assert [completion.retries for completion in completions] == [1, *[0] * 20], "the others were not refused"
-    assert len(request_numbers) == 22
+    assert len(server.requests) == 22

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from itertools import count
 from typing import NotRequired
 
@@ -55,6 +56,8 @@ class PaperLoop(Strategy):
 
 
 def test_a_strategy_is_loaded_by_name_from_a_class_or_from_a_file(tmp_path) -> None:
+    assert type(load_strategy("parallel"))(3) == load_strategy("parallel:passes=3")
+    assert pickle.loads(pickle.dumps(UPDATE)) == UPDATE
     assert load_strategy(None) == load_strategy("overwrite") == load_strategy(Overwrite) == Overwrite()
     file = tmp_path / "mine.py"
     file.write_text(
@@ -116,6 +119,7 @@ FIELDS = "<b>{memory}</b><c>{prompt}</c>"
         (make_strategy(roles=(UPDATE, ANSWER, Role("gate"))), "the role 'gate' has no template"),
         (make_strategy(continues_after="nowhere"), "continues after 'nowhere'"),
         (make_strategy(wire=lambda self, graph: graph.add_edge("open_document", "nowhere")), "is not valid"),
+        (make_strategy(wire=lambda self, graph: graph.add_loop("a", read_chunk, "b", answer)), "a begins a loop"),
     ],
 )
 def test_a_malformed_strategy_is_refused_with_the_remedy(make_reader, strategy, words) -> None:

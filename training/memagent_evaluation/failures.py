@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from memagent_evaluation.samples import Needle, Sample
@@ -135,13 +136,18 @@ def _contains_any_form(text: str, gold: str) -> bool:
 
 def _contains_reformatted(text: str, gold: str) -> bool:
     """Return whether a text has the letters and digits of a gold string, with up to two other characters in between."""
+    pattern = _compile_reformatted_pattern(gold)
+    return pattern is not None and pattern.search(text) is not None
+
+
+@lru_cache(maxsize=256)
+def _compile_reformatted_pattern(gold: str) -> re.Pattern[str] | None:
     characters = [character for character in gold if character.isalnum()]
     if len(characters) < _MIN_GOLD_CHARACTERS:
-        return False
+        return None
     spaced_characters = r"[\W_]{0,2}".join(map(re.escape, characters))
     # Not inside a longer word or number: "4711" is not in "1,4711" or "4711.5".
-    pattern = rf"(?<!\w)(?<!\d[.,'’]){spaced_characters}(?!\w)(?![.,'’]\d)"
-    return re.search(pattern, text, re.IGNORECASE) is not None
+    return re.compile(rf"(?<!\w)(?<!\d[.,'’]){spaced_characters}(?!\w)(?![.,'’]\d)", re.IGNORECASE)
 
 
 def _explain_never_written(needle: Needle, run: RunView, completions: Mapping[str, str]) -> NeedleLoss:

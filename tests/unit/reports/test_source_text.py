@@ -68,6 +68,7 @@ def test_cut_or_changed_quote_has_a_problem() -> None:
     assert find_problem("They agreed") is ProblemKind.QUOTE_CUT
     assert find_problem("to meet in No. 5 Mill St. again.") is ProblemKind.QUOTE_CUT
     assert find_problem(sentence.replace("5", "6")) is ProblemKind.QUOTE_NOT_IN_SOURCE
+    assert "is not at its place" in str(check_quote(SourceQuote(sentence, 0, len(sentence), None), source, "it"))
     assert find_problem("They agreed ... to meet in No. 5 Mill St. again.") is ProblemKind.QUOTE_NOT_IN_SOURCE
 
 

@@ -22,6 +22,7 @@ from memagent_training.forward.layouts import IdRow, TokenRow
 from memagent_training.serving.policy_sync import server_api
 from memagent_training.serving.policy_sync.folders import PolicyFolder
 from memagent_training.serving.policy_sync.probe import (
+    PreviousLogProbs,
     ProbeLogProbs,
     find_largest_gap,
     find_mismatch,
@@ -505,16 +506,18 @@ def test_small_updates_are_a_fault_if_the_server_missed_too_much(logprobs, step,
     old_logprobs = tuple(logprobs)
     new_logprobs = ProbeLogProbs(tuple(logprob + step for logprob in logprobs), (0.0,))
     answers = ProbeLogProbs(tuple(logprob + applied_share * step for logprob in logprobs), (0.0,))
-    fault = find_mismatch(answers, new_logprobs, tolerance=1e-3, before=(old_logprobs, old_logprobs))
+    fault = find_mismatch(answers, new_logprobs, tolerance=1e-3, before=PreviousLogProbs(old_logprobs, old_logprobs))
     if abs(applied_share - 0.6) > 0.01:
         assert (fault is not None) == (applied_share < 0.6)
 
 
-def test_updates_below_the_server_precision_are_not_a_fault() -> None:
+def test_updates_are_not_a_fault_only_if_they_are_below_the_server_precision() -> None:
     old_logprobs, new_logprobs = (-1.0, -2.0), ProbeLogProbs((-1.001, -2.001), (0.0,))
-    rounded_logprobs = ((-1.02, -1.97), old_logprobs)
     answers = ProbeLogProbs((-1.02, -1.97), (0.0,))
-    assert find_mismatch(answers, new_logprobs, tolerance=0.1, before=rounded_logprobs) is None
+    before = PreviousLogProbs(server=answers.prompt, trainer=old_logprobs)
+    assert find_mismatch(answers, new_logprobs, tolerance=0.1, before=before) is None
+    old_logprobs, answers, new_logprobs = (-2.0,), ProbeLogProbs((-1.999,), (0.0,)), ProbeLogProbs((-1.9935,), (0.0,))
+    assert find_mismatch(answers, new_logprobs, tolerance=0.1, before=PreviousLogProbs(answers.prompt, old_logprobs))
 
 
 @given(st.integers(64, 200_000), st.none() | st.integers(16, 2048))

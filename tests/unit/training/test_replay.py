@@ -356,8 +356,9 @@ def test_runs_of_a_log_can_be_filtered(tmp_path, log) -> None:
         log_run(log, run_id)
     assert get_run_ids(load_groups(log, run_filter=RunFilter(run_ids=["a", "c"])).groups) == [["a", "c"]]
     export_runs(log, tmp_path / "runs.parquet")
-    with pytest.raises(ReplayError, match="Choose them when exporting"):
-        load_groups(tmp_path / "runs.parquet", run_filter=RunFilter(newest=1))
+    for name, message in (("runs.parquet", "Choose them when exporting"), ("absent", "cannot be read")):
+        with pytest.raises(ReplayError, match=message):
+            load_groups(tmp_path / name, run_filter=RunFilter(newest=1))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))

@@ -224,7 +224,7 @@ def test_training_resumes_only_with_the_same_inputs(tmp_path) -> None:
     record = {"settings": {"beta": 0.0, "seed": 1}, "model": {"weights": "abc", "lora_rank": None}}
     require_same_inputs(tmp_path, record)  # there is no record yet
     write_record(tmp_path, record)
-    require_same_inputs(tmp_path, record)
+    require_same_inputs(tmp_path, {**record, "loop": {}})
     with pytest.raises(TrainingError, match=r"beta was 0\.0 and is 0\.1"):
         require_same_inputs(tmp_path, {**record, "settings": {"beta": 0.1, "seed": 1}})
     with pytest.raises(TrainingError, match="weights was 'abc' and is 'def'"):
@@ -234,7 +234,7 @@ def test_training_resumes_only_with_the_same_inputs(tmp_path) -> None:
         require_same_inputs(tmp_path, {**record, "loop": {"strategy": "gated"}})
     with pytest.raises(TrainingError, match="seed was 1 and is None"):
         require_same_inputs(tmp_path, {**record, "settings": {"beta": 0.0}})
-    for damaged_text in ("{", "[]"):
+    for damaged_text in ("{", "[]", '{"settings": 1}'):
         (tmp_path / "training.json").write_text(damaged_text)
         with pytest.raises(TrainingError, match="cannot be read"):
             require_same_inputs(tmp_path, record)

@@ -37,9 +37,7 @@ _LEADING_SPACE: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _PARQUET_MAGIC: Final = b"PAR1"
 _DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 _MAX_CELL_CHARACTERS: Final = 2**31 - 1
-_FORMAT_HINT: Final = (
-    "Use JSON lines, a JSON list, CSV with a header row or Parquet, in UTF-8, with a row for each question."
-)
+_FORMAT_HINT: Final = "Use JSON lines, a JSON list, CSV or Parquet, in UTF-8, with a row for each question."
 
 
 class TableRows:
@@ -72,7 +70,7 @@ def open_rows(paths: Sequence[Path]) -> TableRows:
     sources = [_open_source(path) for path in paths]
     for path, source in zip(paths, sources, strict=True):
         if not len(source):
-            raise EvaluationError(f"{path} has no rows", hint=_FORMAT_HINT)
+            raise EvaluationError(f"{path} has no rows", hint=_EMPTY_HINTS.get(type(source), _FORMAT_HINT))
     return TableRows(sources)
 
 
@@ -248,6 +246,10 @@ class CSVRows:
 
 RowSource: TypeAlias = JSONRows | ParquetRows | DatasetRows | CSVRows
 """The rows of one file, in a fixed order. Each row is read when it is requested."""
+_EMPTY_HINTS: Final[dict[type, str]] = {
+    DatasetRows: "Choose another dataset folder.",
+    CSVRows: "Begin it with a header row.",
+}
 
 
 def _parse_cell(text: str | None) -> Any:

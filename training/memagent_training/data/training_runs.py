@@ -154,13 +154,13 @@ def read_runs(source: RunLog | Path | str, run_filter: RunFilter | None = None) 
         with closing(RunLog(path)) as log:
             yield from _read_log(log, run_filter)
         return
-    if run_filter is not None:
-        raise ReplayError(
-            f"{path} is an export, and runs of an export cannot be chosen",
-            hint="Choose them when exporting, or pass the log.",
-        )
     try:
         with open_regular_file(path) as file:
+            if run_filter is not None:
+                raise ReplayError(
+                    f"{path} is an export, and runs of an export cannot be chosen",
+                    hint="Choose them when exporting, or pass the log.",
+                )
             for run in parquet.read(path, file):
                 yield _make_training_run(path, run.record, run.conversations, run.events, run.rewards)
     except OSError as error:

@@ -106,7 +106,9 @@ def require_same_inputs(out: Path, record: Mapping[str, Any]) -> None:
     """
     try:
         recorded_inputs = read_json_file(out / RECORD)
-        if not isinstance(recorded_inputs, dict):
+        if not isinstance(recorded_inputs, dict) or not all(
+            isinstance(section, dict) for section in recorded_inputs.values()
+        ):
             raise ValueError("it is not a record of a training run")
     except FileNotFoundError:
         return
@@ -114,9 +116,10 @@ def require_same_inputs(out: Path, record: Mapping[str, Any]) -> None:
         raise TrainingError(
             f"{out / RECORD} cannot be read: {error}", hint="Begin again in another output folder."
         ) from error
+    sections: dict[str, Any] = {section: {} for section in sorted(recorded_inputs.keys() | record.keys())}
     differences = [
         f"{name} was {old!r} and is {new!r}"
-        for name, old, new in iter_differences({section: {} for section in record} | recorded_inputs, record)
+        for name, old, new in iter_differences(sections | recorded_inputs, sections | dict(record))
         if not (name == "model.weights" and "" in (old, new))  # a model on the hub, before its download
     ]
     if differences:
@@ -151,7 +154,9 @@ def parse_checkpoint_step(checkpoint: Path) -> int | None:
 
 def _find_checkpoint_folders(out: Path) -> list[Path]:
     """Return all checkpoint folders, complete or not, newest first."""
-    steps_and_folders = [(parse_checkpoint_step(path), path) for path in out.glob("*") if path.is_dir()]
+    steps_and_folders = [
+        (parse_checkpoint_step(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()
+    ]
     return [
         path for _, path in sorted(((step, path) for step, path in steps_and_folders if step is not None), reverse=True)
     ]

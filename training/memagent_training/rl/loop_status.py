@@ -67,7 +67,10 @@ class PhaseClock:
 
 
 class LoopStatus(TrainerCallback):
-    """Prints a loop's progress; a context manager. A subclass can handle the events itself: each `on_` method is one.
+    """Prints a loop's progress; a context manager.
+
+    A subclass may handle the loop's events itself: `on_resume`, `on_phase`, `on_measurement`, `on_collection`,
+    `on_step` and `on_end`. The trainer calls `on_log`, which calls `on_step`, and the inherited `on_` methods.
 
     Args:
         iterations: the number of iterations of the whole loop.

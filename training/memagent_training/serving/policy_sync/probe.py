@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -66,8 +66,11 @@ class ProbeReply:
         )
 
 
-PreviousLogProbs: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
-"""The log-probs of the prompts by server and by trainer, with the previous weights."""
+class PreviousLogProbs(NamedTuple):
+    """The log-probs of the prompts with the previous weights."""
+
+    server: tuple[float, ...]
+    trainer: tuple[float, ...]
 
 
 def make_prompts(vocabulary: int, window: int | None) -> list[tuple[int, ...]]:
@@ -159,18 +162,17 @@ def find_mismatch(
             )
     if before is None:
         return None
-    old_server, old_trainer = before
-    noise = _compute_rms(old_server, old_trainer)
-    signal = _compute_rms(trainer.prompt, old_trainer)
-    server_moves = [new - old for new, old in zip(server.prompt, old_server, strict=True)]
-    trainer_moves = [new - old for new, old in zip(trainer.prompt, old_trainer, strict=True)]
+    noise = _compute_rms(before.server, before.trainer)
+    signal = _compute_rms(trainer.prompt, before.trainer)
+    server_moves = [new - old for new, old in zip(server.prompt, before.server, strict=True)]
+    trainer_moves = [new - old for new, old in zip(trainer.prompt, before.trainer, strict=True)]
     if (
         signal > _MIN_SIGNAL_TO_NOISE * max(noise, _FLOAT32_RESOLUTION)
         and _compute_rms(server_moves, trainer_moves) > _MAX_UNEXPLAINED_FRACTION * signal
     ):
         return (
             f"its log-probs did not move with the trainer's, which moved by {signal:.2g} (root mean square), while"
-            f" the server's moved by {_compute_rms(server.prompt, old_server):.2g}: it still has some old weights"
+            f" the server's moved by {_compute_rms(server.prompt, before.server):.2g}: it still has some old weights"
         )
     return None
 
@@ -190,9 +192,9 @@ def score_with_folder(policy: Path, rows: Sequence[TokenRow]) -> list[list[float
     Raises:
         TrainingError: the policy cannot be loaded.
     """
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
-
     try:
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415  slow to import
+
         folder = PolicyFolder.inspect(policy)
         source = folder.path if folder.has_weights else folder.adapter_base
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, trust_remote_code=False)

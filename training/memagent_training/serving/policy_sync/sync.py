@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -73,7 +73,7 @@ class ServedPolicy:
     """The reasons why earlier methods failed, one sentence each."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RemoteServer:
     """A vLLM server that someone else starts. It must see policies' folders under the same paths as this machine."""
 
@@ -84,7 +84,7 @@ class RemoteServer:
     api_key: str | None = None
     model: Path | None = None
     """Its whole weights, if this machine can read them: they show by how much a swap must change the server's
-    log-probs. `PolicySync` sets it."""
+    log-probs."""
 
 
 class PolicySync:
@@ -95,7 +95,7 @@ class PolicySync:
     Therefore readers register while they work (`hold_weights`), and a swap that would change their weights is refused.
 
     Args:
-        server: the server. After a reload or a restart, its `model` is the new folder.
+        server: the server. After a reload or a restart, the `model` of your own server is the new folder.
         methods: the methods to try, in this order, if a folder has what they need.
         tolerance: the maximum difference between log-probs of server and trainer. None means 1e-3, for float32, where
             1e-4 was measured; or 1 for our own server in another number format, as 0.4 to 0.9 was measured in bfloat16
@@ -215,11 +215,12 @@ class PolicySync:
             log.warning("the server does not answer before the swap: %s", error)
             return None
         if self._verified_logprobs is not None and self._verified_logprobs[0] == self._model:
-            return reply.logprobs.prompt, self._verified_logprobs[1]
+            return PreviousLogProbs(server=reply.logprobs.prompt, trainer=self._verified_logprobs[1])
         base = self.server.model if self._model == self.server.model_name else None
         if base is None or not any(base.glob("*.safetensors")):
             return None
-        return reply.logprobs.prompt, (await self._compute_expected(base, reply)).prompt
+        expected = await self._compute_expected(base, reply)
+        return PreviousLogProbs(server=reply.logprobs.prompt, trainer=expected.prompt)
 
     async def _choose_prompts(self, folder: PolicyFolder) -> list[tuple[int, ...]]:
         if not self._prompts:
@@ -271,13 +272,16 @@ class PolicySync:
         try:
             await self._pause()
             if isinstance(self.server, RemoteServer):
-                self.server.model = None  # unknown until the reload has succeeded
+                self.server = replace(self.server, model=None)  # unknown until the reload has succeeded
             await self._api.reload_weights(str(folder.path))
             await self._api.reset_prefix_cache()
         finally:
             with suppress(SyncError):  # a broken engine does not resume
                 await self._api.resume()
-        self.server.model = folder.path
+        if isinstance(self.server, RemoteServer):
+            self.server = replace(self.server, model=folder.path)
+        else:
+            self.server.model = folder.path
         for name in self._adapters:  # of the old weights
             await self._unload(name)
         self._adapters.clear()
