@@ -180,8 +180,7 @@ def test_quotes_and_budgets_are_exact_in_a_text_full_of_markers(make_reader) -> 
     assert chunk_ends[-1] == len(HOSTILE_TEXT)
     assert any("\\" in extract(prompt, "memory") for prompt in policy.prompts)
     assert EventKind.SHORTENED_CHUNK in {event.kind for event in result.events}
-    quotes = [evidence for evidence in result.evidence if "4711" in evidence.quote]
-    assert quotes
+    assert [evidence for evidence in result.evidence if "4711" in evidence.quote]
     assert all(HOSTILE_TEXT[evidence.start_char : evidence.end_char] == evidence.quote for evidence in result.evidence)
 
 

@@ -145,10 +145,8 @@ async def test_a_cancelled_read_is_resumed_at_its_chunk(tmp_path, cancellation) 
 
 async def test_a_cancellation_before_the_read_wakes_waiting_calls() -> None:
     reads, read = ActiveReads(), ActiveRead("r", "?", "d")
-    waiting_call = asyncio.create_task(read.change_event.wait())
-    await asyncio.sleep(0)
-    await reads.cancel(read)
-    assert await asyncio.wait_for(waiting_call, 5)
+    async with asyncio.timeout(5):
+        await asyncio.gather(read.change_event.wait(), reads.cancel(read))
 
 
 async def test_of_several_questions_one_can_be_cancelled(tmp_path) -> None:

@@ -230,8 +230,7 @@ class TestEvidence:
 
     def test_the_path_of_a_file_is_not_in_exports_or_redacted_logs(self, reader, tmp_path) -> None:
         path = write_pdf(tmp_path)
-        result = reader.read(path, QUESTION)
-        assert result.document["path"] == str(path)
+        assert reader.read(path, QUESTION).document["path"] == str(path)
         export_runs(reader.run_log, tmp_path / "runs.parquet")
         assert str(tmp_path) not in repr(parquet.read_table(tmp_path / "runs.parquet").to_pylist())
         log = RunLog(tmp_path / "other.sqlite", redact=lambda kind, text: text.replace("report", "[hidden]"))

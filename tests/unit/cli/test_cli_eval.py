@@ -125,8 +125,7 @@ def get_section_key(body: dict[str, Any]) -> str:
 
 
 def test_a_stopped_evaluation_can_be_resumed_and_extended_with_the_same_settings(evaluate, server, out) -> None:
-    stopped_result = evaluate("-n", 4, "--max-questions", 2, code=5)
-    assert "--resume" in stopped_result.stderr
+    assert "--resume" in evaluate("-n", 4, "--max-questions", 2, code=5).stderr
     assert "2 questions not asked yet" in (out / "report.md").read_text()
     assert "--resume" in evaluate("-n", 4, code=7).stderr
     evaluate("-n", 4, "--resume")

@@ -197,8 +197,7 @@ def test_read_continues_from_an_edited_memory_and_logs_the_editor(server: Server
     assert browser.read(run_id)["edited"]
     browser.post(f"reads/{run_id}/continue")
     assert wait_until_finished(browser, run_id)["answer"] == "99"
-    log = server.resources.reader.run_log
-    (event,) = log.events(run_id)
+    (event,) = server.resources.reader.run_log.events(run_id)
     assert (event.detail, event.text) == (describe_edit("local"), "harbor 99")
     (other_id,) = browser.start_reads()
     assert other_id != run_id, "an edited read answers no request"

@@ -143,8 +143,7 @@ def test_update_that_kept_the_memory_is_trained_on(make_reader, log) -> None:
     reader = make_reader(policy, run_log=log)
     reader.read(TEXT, QUESTION, run_id="a")
     log.reward("a", 1.0)
-    first_conversation = next(iter(log.conversations("a")))
-    assert first_conversation.outcome is Outcome.KEPT_PREVIOUS
+    assert next(iter(log.conversations("a"))).outcome is Outcome.KEPT_PREVIOUS
     (group,) = load_groups(log, min_group=1).groups
     assert list(group.rollouts_G[0].conversations_K[0].completion_ids_T) == [ord(" ")]
 

@@ -47,8 +47,7 @@ def test_loop_runs_in_process_with_temperature_and_several_rewards(tmp_path, mon
         settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0, "credit": CREDIT_TERMS},
     )  # fmt: skip
     recorder = StatusRecorder()
-    result = run(job, recorder)
-    assert result.steps == 2
+    assert run(job, recorder).steps == 2
     assert rollouts and all(set(rollout.term_rewards) == {"evidence_f2", "format"} for rollout in rollouts)
     assert [(iteration, phase.value) for iteration, phase in recorder.phases] == [
         (0, "sync"), (0, "measure"), (0, "collect"), (0, "train"),
