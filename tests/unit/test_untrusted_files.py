@@ -296,7 +296,7 @@ def write_table(folder: Path) -> Path:
     table = TableFolder(str(folder / "table"))
     table.take_over({}, "rows")
     row = CorpusRow(id="a", document="a.txt", digest=None, question="?", answer="1904")
-    table_part = table.write_part(0, [list_column_values(row)])
+    table_part = table.write_part(0, [list_column_values(row)], ())
     assert table_part is not None
     table.publish([table_part])
     return folder / "table"

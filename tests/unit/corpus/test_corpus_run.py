@@ -172,7 +172,7 @@ def test_new_documents_and_new_questions_are_added(corpus: CorpusFixture) -> Non
     corpus.write("a.txt", 1)
     corpus.run(HARBOR)
     corpus.write("b.txt", 5)
-    assert corpus.run(HARBOR, limits=CorpusLimits(max_tokens_total=1)).ended is StopCause.DONE, "it was the last one"
+    assert corpus.run(HARBOR).read == 1
     assert corpus.run(HARBOR, CASTLE).rows == 4
     assert corpus.answers == {
         ("a.txt", HARBOR): "1", ("a.txt", CASTLE): "2", ("b.txt", HARBOR): "5", ("b.txt", CASTLE): "6",
