@@ -47,7 +47,7 @@ _SYMBOLS: Final = dict(
 )
 """The characters that the font Symbol shows instead of letters."""
 _SYMBOL_CODE: Final = re.compile(r"(?!D[89A-F]..$)[0-9A-F]{1,5}", re.IGNORECASE)
-"""A code of a character that is no surrogate."""
+"""The code of a character that is not a surrogate."""
 _SYMBOL_LETTERS: Final = re.compile("[\uf020-\uf0ff]")
 _BODY_TEXT_LEVEL: Final = 9
 """The outline level of paragraphs that are no headings."""

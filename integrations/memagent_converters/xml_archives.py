@@ -106,7 +106,7 @@ def find_child(element: Element | None, *path: str) -> Element | None:
 
 
 def iter_children(element: Element | None, *names: str) -> Iterator[Element]:
-    """Yield the children with these names, or all children; none if there is no element."""
+    """Yield the children with these names, or all children; nothing if the element is missing."""
     return (node for node in (() if element is None else element) if not names or get_local_name(node) in names)
 
 
