@@ -129,7 +129,7 @@ class OpenAICompatiblePolicy:
             key,
             extract_password(url),
             "" if proxy is None else extract_password(proxy),
-            *headers.get("Authorization", "").split()[-1:],
+            *(word for name in headers if name.lower() == "authorization" for word in headers[name].split()[-1:]),
             *(default_headers or {}).values(),
         )
         self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
