@@ -47,7 +47,10 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
         schema_tokens = count(prompts.neutralise(response_format.text))
         lengths = {"schema": schema_tokens, "reply": budget.answer_tokens, "error": ERROR_TOKENS}
         require_room((ANSWER, REPAIR), prompts, budget, count, **lengths)
-        outline = _choose_outline(response_format, context)
+        # The fields with descriptions, only their names, or "": the first that fits half of the question budget.
+        wordings = (response_format.describe_fields(), response_format.describe_fields(short=True))
+        limit = budget.question_tokens // 2
+        outline = next((text for text in wordings if context.count_shown_tokens(text) <= limit), "")
     entry = {"name": response_format.name, "schema": response_format.schema, "outline": outline}
     log_settings = {**context.log_settings, _LOG_KEY: entry}
     return replace(
@@ -115,10 +118,3 @@ def _with_schema_ending(template: PromptTemplate) -> PromptTemplate:
             text = template.text.removesuffix(instructions) + read_template("schema_form")
             return PromptTemplate(text, template.source, template.names | {"schema"})
     return template
-
-
-def _choose_outline(response_format: ResponseFormat, context: ReaderContext) -> str:
-    """Return the fields with descriptions, only their names, or "": the first that fits half of the question budget."""
-    count, limit = context.tokenizer.count, context.budget.question_tokens // 2
-    wordings = (response_format.describe_fields(), response_format.describe_fields(short=True))
-    return next((text for text in wordings if count(context.prompts.neutralise(text)) <= limit), "")
