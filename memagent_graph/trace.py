@@ -203,6 +203,7 @@ class Trace:
             prompt_tokens=0,
             completion_tokens=0,
             seconds=0.0,
+            events=(),
             branch=call.branch,
             call_id=call.id,
             sources=sources,
