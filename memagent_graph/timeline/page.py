@@ -163,7 +163,7 @@ def _pack_steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
         if anchor in anchors:
             anchor = f"step-{index + 1}"
         anchors.add(anchor)
-        values = {
+        values: dict[str, Any] = {
             "anchor": anchor,
             "name": step.name,
             "from": step.sources,
