@@ -244,7 +244,8 @@ class CorpusSession:
                 return
             summary = asyncio.run(self._read_corpus())
         except ValueError as error:
-            raise typer.Exit(self._console.report_error(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
+            self._console.report_error(MemAgentError(str(error)))
+            raise typer.Exit(ExitCode.SETTINGS) from None
         except (KeyboardInterrupt, asyncio.CancelledError):
             typer.echo("interrupted; finished rows are kept, and the same command continues", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None

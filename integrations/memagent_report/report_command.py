@@ -100,7 +100,8 @@ class ReportDocuments(ReaderOptions):
             report = asyncio.run(self._make_report(console))
         except (KeyboardInterrupt, asyncio.CancelledError):
             console.err.print("the same command continues the report")
-            raise typer.Exit(console.report_interruption(ExitCode.INTERRUPTED)) from None
+            console.report_interruption()
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
         self._print_report(report, console)
         if not report.totals["answered"]:
             raise typer.Exit(ExitCode.STOPPED if report.totals["stopped"] else ExitCode.NO_ANSWER)

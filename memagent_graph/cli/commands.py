@@ -199,11 +199,8 @@ def _load_added_command(entry: EntryPoint) -> Any:
     def fail(error: Exception) -> NoReturn:
         from memagent_graph.cli.console import Console
 
-        raise typer.Exit(
-            Console().report_error(
-                make_entry_point_error(entry, "the command", error, MemAgentError), ExitCode.SETTINGS
-            )
-        ) from error
+        Console().report_error(make_entry_point_error(entry, "the command", error, MemAgentError))
+        raise typer.Exit(ExitCode.SETTINGS) from error
 
     try:
         click_command = _make_click_command({entry.name: entry.load()})

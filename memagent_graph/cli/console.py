@@ -169,7 +169,7 @@ class Console:
                 self.print_result(outcome)
             elif isinstance(outcome, MemAgentError):
                 self._print_field("error", outcome.message)
-                self.report_error(outcome, 0)
+                self.report_error(outcome)
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(outcome, MemAgentError):
                 raise outcome
@@ -223,8 +223,8 @@ class Console:
         for line in lines[1:]:
             self.out.print(f"  {line}", markup=False)
 
-    def report_error(self, error: MemAgentError, code: int) -> int:
-        """Print an error with its remedy, and return `code`."""
+    def report_error(self, error: MemAgentError) -> None:
+        """Print an error with its remedy."""
         if self.as_json:
             print_json(_collect_error_values(error))
         self.err.print(f"[red]error:[/] {escape(error.message)}")
@@ -235,13 +235,11 @@ class Console:
             served_model = getattr(error, "served", "")
             command = f"{self.resume_command} --model {served_model}" if served_model else self.resume_command
             self.err.print(f"nothing is lost: the run stopped{position}; continue with: {escape(command)}")
-        return int(code)
 
-    def report_interruption(self, code: int) -> int:
-        """Print that the read was interrupted, and return `code`."""
+    def report_interruption(self) -> None:
+        """Print that the read was interrupted."""
         how = f"; continue with: {escape(self.resume_command)}" if self.resume_command else ""
         self.err.print(f"[yellow]interrupted[/]{how}")
-        return int(code)
 
 
 _NOT_RESUMABLE: Final = (BudgetError, RunHeldError, RunMismatchError, StrategyError)

@@ -67,4 +67,5 @@ def report_failures(console: Console | None = None, *, as_json: bool = False) ->
     except MemAgentError as error:
         from memagent_graph.cli.console import Console
 
-        raise typer.Exit((console or Console(as_json=as_json)).report_error(error, choose_exit_code(error))) from None
+        (console or Console(as_json=as_json)).report_error(error)
+        raise typer.Exit(choose_exit_code(error)) from None

@@ -18,6 +18,7 @@ import typer
 from memagent_graph.errors import MemAgentError
 from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, WordingSettings, list_text_fields
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_text_file
+from memagent_graph.storage.private_files import get_default_checkpoints
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -128,7 +129,6 @@ def open_reader(command: Any, settings: ReadSettings, *, store: Any = None, is_l
         is_logged: whether the runs are logged.
     """
     from memagent_graph.reader import MemAgent
-    from memagent_graph.storage.private_files import get_default_checkpoints
 
     return MemAgent(
         settings=settings,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
@@ -31,8 +32,9 @@ from memagent_graph.cli.options import (
 )
 from memagent_graph.cli.run_choice import RunArgument, find_read_id, find_runs_to_resume, list_open_questions, open_log
 from memagent_graph.errors import DocumentError, MemAgentError, PolicyAuthenticationError, RunError, RunNotFoundError
+from memagent_graph.events import StopReason
 from memagent_graph.plain_text import format_count
-from memagent_graph.policies.server_url import NO_KEY
+from memagent_graph.policies.server_url import NO_KEY, remove_password
 from memagent_graph.settings import ReadSettings, SamplingSettings
 
 if TYPE_CHECKING:
@@ -109,7 +111,6 @@ class RunOptions:
 
     def format_resume_command(self, run_id: str) -> str:
         """Return the command that continues a run (or the runs with a common prefix) with the same files."""
-        from memagent_graph.policies.server_url import remove_password
         from memagent_graph.storage.checkpoints import display_checkpoints
 
         arguments = ["memagent", "resume", run_id]
@@ -122,10 +123,8 @@ class RunOptions:
     def run_to_end(self, run: Callable[[Console], Coroutine[Any, Any, list[ReadResult | Exception]]]) -> None:
         """Run to the end, print the outcomes, and exit with the code of the first failure or stop."""
         import asyncio
-        import signal
 
         from memagent_graph.cli.console import Console
-        from memagent_graph.events import StopReason
 
         async def run_until_signal(console: Console) -> list[ReadResult | Exception]:
             """Await `run`, and treat SIGTERM like Ctrl-C."""
@@ -141,9 +140,11 @@ class RunOptions:
             try:
                 outcomes = asyncio.run(run_until_signal(console))
             except ValueError as error:
-                raise typer.Exit(console.report_error(MemAgentError(str(error)), ExitCode.SETTINGS)) from None
+                console.report_error(MemAgentError(str(error)))
+                raise typer.Exit(ExitCode.SETTINGS) from None
             except (KeyboardInterrupt, asyncio.CancelledError):
-                raise typer.Exit(console.report_interruption(ExitCode.INTERRUPTED)) from None
+                console.report_interruption()
+                raise typer.Exit(ExitCode.INTERRUPTED) from None
         console.print_results(outcomes, updates=self.updates)
         if errors := [outcome for outcome in outcomes if isinstance(outcome, MemAgentError)]:
             raise typer.Exit(choose_exit_code(errors[0]))

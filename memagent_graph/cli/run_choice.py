@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from memagent_graph.errors import RunLogError, RunNotFoundError
+from memagent_graph.events import StopReason
+from memagent_graph.storage.private_files import get_default_run_log
 
 if TYPE_CHECKING:
     from memagent_graph.run_log import RunFilter, RunLog
@@ -155,7 +157,6 @@ def find_read_id(run_id: str) -> str:
 
 def list_open_questions(log: RunLog, read_id: str) -> list[str]:
     """Return the unfinished runs with this prefix, in the order of their questions."""
-    from memagent_graph.events import StopReason
     from memagent_graph.run_log import RunFilter
 
     runs = log.runs(RunFilter(run_id_begins=f"{read_id}-", is_own=True))
@@ -173,7 +174,6 @@ _MAX_NAMES: Final = 8
 def open_log(path: Path | None) -> RunLog:
     """Return the log, which must exist."""
     from memagent_graph.run_log import RunLog
-    from memagent_graph.storage.private_files import get_default_run_log
 
     path = path or get_default_run_log()
     with suppress(PermissionError):  # the log reports it with a hint

@@ -16,6 +16,7 @@ from memagent_graph.cli.options import JSONOption, LogOption, StoreOption, print
 from memagent_graph.cli.run_choice import LATEST, LISTED_RUNS, RunArgument, RunChoice, find_run, open_log
 from memagent_graph.errors import RunLogError
 from memagent_graph.plain_text import format_count, make_one_line
+from memagent_graph.storage.private_files import get_default_checkpoints, get_default_run_log
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -216,7 +217,6 @@ class Import:
         from memagent_graph.cli.console import Console
         from memagent_graph.run_log import RunLog
         from memagent_graph.run_log.exchange import import_runs, is_sqlite_file, merge_logs
-        from memagent_graph.storage.private_files import get_default_run_log
 
         with Console().show_status("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):
@@ -286,7 +286,6 @@ def _delete_runs(log: RunLog, records: Sequence[RunRecord], command: Runs) -> No
 def _is_being_read(log: RunLog, run_id: str) -> bool:
     """Return whether a reader holds a run, by the default checkpoint file and the one in the log's folder."""
     from memagent_graph.storage.checkpoints import is_being_read
-    from memagent_graph.storage.private_files import get_default_checkpoints
 
     files = {get_default_checkpoints(), log.path.with_name(get_default_checkpoints().name)}
     return any(is_being_read(checkpoints, run_id) for checkpoints in files)

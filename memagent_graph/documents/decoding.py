@@ -216,8 +216,9 @@ def decode_pieces(name: str, file: IO[bytes], encoding: str | None, *, replace: 
         UnsupportedDocumentError: the source is not text.
     """
     file.seek(0)
-    byte_order_mark = find_byte_order_mark(file.read(SAMPLE_BYTES))
-    label = encoding or ("utf-8" if byte_order_mark is not None else _scan_for_charset(name, file, replace=replace))
+    sample = file.read(SAMPLE_BYTES)
+    byte_order_mark = find_byte_order_mark(sample)
+    label = encoding or ("utf-8" if byte_order_mark else _scan_for_charset(name, file, sample, replace=replace))
     charset, offset = byte_order_mark or (find_codec(label), 0)
     if byte_order_mark is None and (kind := codecs.lookup(charset).name) in {"utf-16", "utf-32"}:
         raise EncodingError(
@@ -237,17 +238,15 @@ def decode_pieces(name: str, file: IO[bytes], encoding: str | None, *, replace: 
             yield text
 
 
-def _scan_for_charset(name: str, file: IO[bytes], *, replace: bool) -> str:
+def _scan_for_charset(name: str, file: IO[bytes], sample: bytes, *, replace: bool) -> str:
     """Return the charset of a source without a byte order mark. Reads up to the first byte that is not UTF-8."""
+    seven_bit_codec = _detect_seven_bit_codec(sample)
+    if seven_bit_codec is None:
+        _refuse_binary(name, sample)
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
-    seven_bit_codec: str | None = None
     file.seek(0)
     for piece in itertools.chain(read_pieces(name, file), [b""]):
-        if offset == 0:
-            seven_bit_codec = _detect_seven_bit_codec(piece[:SAMPLE_BYTES])
-            if seven_bit_codec is None:
-                _refuse_binary(name, piece[:SAMPLE_BYTES])
         pending_bytes = len(decoder.getstate()[0])
         try:
             decoder.decode(piece, not piece)

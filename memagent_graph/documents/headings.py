@@ -131,8 +131,7 @@ class _HeadingFinder:
     def _is_list_item(self, line: re.Match[str], block: str, number: tuple[int, ...], *, is_whole_title: bool) -> bool:
         """Return whether a line with a single number is a list item or a sentence, and not a heading."""
         next_line = _NEXT_NUMBERED_LINE.match(block, line.end())
-        next_number = _parse_number(next_line["number"]) if next_line else None
-        precedes_item = next_number is not None and len(next_number) == 1 and next_number[0] == number[0] + 1
+        precedes_item = next_line is not None and _parse_number(next_line["number"]) == (number[0] + 1,)
         follows_item = (
             self._last_item is not None
             and self._last_item[0] + 1 == number[0]

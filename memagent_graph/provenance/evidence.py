@@ -128,7 +128,7 @@ def find_provenance(
     """
     updates = trace.updates
     lines, lost = _trace_lines(trace)
-    chunks: dict[int, TokenizedText | None] = {}
+    chunks: dict[int, TokenizedText] = {}
     origins: list[LineOrigin] = []
     evidence: list[Evidence] = []
     for line_index, line in enumerate(lines):
@@ -179,15 +179,11 @@ def find_excerpt_evidence(
         Quotes for the sentences of the text. They are whole sentences of the document, because an answer may be a
         single word.
     """
-    texts = {
-        span_index: TokenizedText(text)
-        for span_index, span in enumerate(call.reads)
-        if (text := span_text(span)) is not None
-    }
+    texts = [TokenizedText(span_text(span) or "") for span in call.reads]
     evidence: dict[tuple[int, int, int], Evidence] = {}
     for line_index, line in enumerate(split_memory(supported_text)):
         line_words = TokenizedText(line)
-        candidates = (find_possible_quotes(line_words, text, span_index) for span_index, text in texts.items())
+        candidates = (find_possible_quotes(line_words, text, span_index) for span_index, text in enumerate(texts))
         quotes = choose_quotes(line_words, chain(*candidates))
         for quote in quotes:
             span, text = call.reads[quote.source], quote.chunk.text
@@ -243,7 +239,7 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
         chunk_text: as for `find_provenance`.
     """
     lines_after_update: list[list[_Line]] = []
-    chunks: dict[int, TokenizedText | None] = {}
+    chunks: dict[int, TokenizedText] = {}
     chunks_by_line: dict[_Line, frozenset[int]] = {}
     for index, update in enumerate(trace.updates):
         sources = trace.source_indices(update)
@@ -264,7 +260,7 @@ def _find_line_quotes(
     line_words: TokenizedText,
     trace: Trace,
     chunk_text: Callable[[MemoryUpdate], str | None],
-    chunks: dict[int, TokenizedText | None],
+    chunks: dict[int, TokenizedText],
 ) -> list[Quote]:
     """Return the quotes of a line from the chunks of its words. `chunks` caches their texts by update."""
     candidates: list[Quote] = []
@@ -272,9 +268,8 @@ def _find_line_quotes(
         if index not in chunks:
             update = trace.updates[index]
             text = chunk_text(update) if trace.reads_one_passage(update) else None
-            chunks[index] = None if text is None else TokenizedText(text)
-        chunk = chunks[index]
-        candidates += [] if chunk is None else find_possible_quotes(line_words, chunk, index)
+            chunks[index] = TokenizedText(text or "")
+        candidates += find_possible_quotes(line_words, chunks[index], index)
     return choose_quotes(line_words, candidates)
 
 
@@ -356,12 +351,11 @@ class _Line:
 
     text: str
     words: tuple[str, ...]
-    content_words: frozenset[str]
     first_update: int
     rewording_updates: tuple[int, ...]
     """The updates that reworded it, in order."""
     sources: dict[str, int]
-    """The update that added each of `content_words`."""
+    """Its content words, each with the update that added it."""
 
 
 def _trace_lines(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
@@ -409,7 +403,7 @@ def _match_next_lines(
     by_text = group_values((line.text, index) for index, line in enumerate(old_lines))
     unchanged: list[int | None] = [by_text[text].pop(0) if by_text.get(text) else None for text in texts]
     candidates = set(range(len(old_lines))).difference(index for index in unchanged if index is not None)
-    lines_by_word = group_values((word, index) for index in candidates for word in old_lines[index].content_words)
+    lines_by_word = group_values((word, index) for index in candidates for word in old_lines[index].sources)
     lines: list[_Line] = []
     lost = set(candidates)
     for text, unchanged_index in zip(texts, unchanged, strict=True):
@@ -420,18 +414,18 @@ def _match_next_lines(
         content_words = select_content_words(folded_words)
         shared_word_counts = Counter(index for word in content_words for index in lines_by_word.get(word, ()))
         likeness = {
-            index: _compute_likeness(count, content_words, old_lines[index].content_words)
+            index: _compute_likeness(count, len(content_words), len(old_lines[index].sources))
             for index, count in shared_word_counts.items()
         }
         best_index = max(likeness, key=lambda index: (likeness[index], -index), default=None)
         word_sources = dict.fromkeys(content_words, update_index)
         if best_index is None or likeness[best_index] < _MIN_LIKENESS:
-            lines.append(_Line(text, folded_words, content_words, update_index, (), word_sources))
+            lines.append(_Line(text, folded_words, update_index, (), word_sources))
             continue
         parent_indices = [
             index
             for index, count in shared_word_counts.items()
-            if count >= _MIN_LIKENESS * len(old_lines[index].content_words)
+            if count >= _MIN_LIKENESS * len(old_lines[index].sources)
         ]
         lost.difference_update(parent_indices, (best_index,))
         line = old_lines[best_index]
@@ -439,15 +433,15 @@ def _match_next_lines(
             lines.append(replace(line, text=text))
             continue
         for parent in (*(old_lines[index] for index in parent_indices), line):
-            word_sources |= {word: parent.sources[word] for word in content_words & parent.content_words}
+            word_sources |= {word: parent.sources[word] for word in content_words & parent.sources.keys()}
         rewording_updates = (*line.rewording_updates, update_index)
-        lines.append(_Line(text, folded_words, content_words, line.first_update, rewording_updates, word_sources))
+        lines.append(_Line(text, folded_words, line.first_update, rewording_updates, word_sources))
     return lines, [old_lines[index] for index in sorted(lost)], [old_lines[index] for index in candidates - lost]
 
 
-def _compute_likeness(shared_count: int, new_words: frozenset[str], old_words: frozenset[str]) -> float:
+def _compute_likeness(shared_count: int, new_count: int, old_count: int) -> float:
     """Return the Dice coefficient of two lines' words; a part of a longer line also counts as similar."""
-    dice = 2 * shared_count / (len(new_words) + len(old_words))
-    contained_fraction = shared_count / len(new_words)
+    dice = 2 * shared_count / (new_count + old_count)
+    contained_fraction = shared_count / new_count
     is_contained = shared_count >= _MIN_CONTAINED_WORDS and contained_fraction >= _MIN_CONTAINED_FRACTION
     return max(dice, contained_fraction) if is_contained else dice

@@ -136,12 +136,9 @@ class DatabaseWriter:
         self._is_flush_requested.clear()
         while queued_job is not None:
             batch.append(queued_job)
-            if len(batch) == _MAX_BATCH_JOBS:
+            if len(batch) == _MAX_BATCH_JOBS or job_queue.empty():  # only this thread takes jobs from the queue
                 return batch, False
-            try:
-                queued_job = job_queue.get_nowait()
-            except queue.Empty:
-                return batch, False
+            queued_job = job_queue.get()
         return batch, True
 
 

@@ -29,7 +29,7 @@ def test_control_characters_of_answers_and_questions_are_not_printed(capsys, tmp
 def test_control_characters_of_errors_and_hints_are_not_printed(capsys) -> None:
     console = Console()
     console.resume_command = f"memagent resume {CONTROLS}"
-    console.report_error(PolicyError(f"the server said {CONTROLS}", hint=f"Try {CONTROLS}", run_id="r"), 4)
+    console.report_error(PolicyError(f"the server said {CONTROLS}", hint=f"Try {CONTROLS}", run_id="r"))
     output, error_output = capsys.readouterr()
     assert "the server said" in error_output
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(output + error_output)

@@ -100,7 +100,7 @@ def report_failures(
         # The console prints only the ids of resumable runs.
         if error.run_id is not None and error.run_id not in error.message:
             error.message = f"{error.message} (run {error.run_id})"
-        Console(as_json=as_json and is_main_process()).report_error(error, code)
+        Console(as_json=as_json and is_main_process()).report_error(error)
         raise typer.Exit(code) from None
     except KeyboardInterrupt:
         if is_main_process():
