@@ -258,8 +258,9 @@ def test_an_adapter_of_another_base_or_kind_is_refused(gguf_path, base, tmp_path
     dora_adapter = write_adapter(tmp_path / "dora", [base.sha256], use_dora=True)
     with pytest.raises(PolicyError, match="not plain LoRA: use_dora"):
         add_policy("english", file=gguf_path, base=base, adapter=dora_adapter)
-    with pytest.raises(PolicyError, match="cannot be read"):
-        add_policy("english", file=gguf_path, base=base, adapter=tmp_path / "absent")
+    for adapter in (tmp_path / "absent", write_adapter(tmp_path / "without-rank", [base.sha256], r=0)):
+        with pytest.raises(PolicyError, match="cannot be read"):
+            add_policy("english", file=gguf_path, base=base, adapter=adapter)
 
 
 def test_a_killed_call_adds_no_policy_and_the_next_call_removes_its_temporary_folder(gguf_path, base) -> None:
