@@ -290,6 +290,7 @@ def test_a_named_policy_has_priority_over_a_server_which_has_priority_over_an_ad
     with pytest.raises(PolicyError, match=r"no policy is named.*server with base_url.*`memagent policy add english`"):
         ReadSettings().resolve()
     write_added_policy("english")
+    assert find_added_policy_folder(Path("english")) is None  # it is a folder, not a name
     settings = ReadSettings().resolve()
     assert (settings.model, settings.chosen_by, settings.policy_name) == ("english", "added", "local")
     assert ReadSettings.from_log(settings.for_log(), "r") == settings.replace(chosen_by=None)
