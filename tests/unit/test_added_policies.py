@@ -170,10 +170,9 @@ def test_the_tokenizer_splits_digits_and_composes_accents(gguf_path, base) -> No
 
 
 def test_the_extra_language_installs_every_required_module() -> None:
-    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert set(REQUIRED_MODULES) == {re.match(r"\w+", requirement)[0] for requirement in extras["language"]}
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    requirements = project["optional-dependencies"]["language"]
+    assert set(REQUIRED_MODULES) == {re.match(r"\w+", requirement)[0] for requirement in requirements}
 
 
 def test_the_gguf_file_holds_the_merged_weights(gguf_path, base, adapter) -> None:
