@@ -364,9 +364,10 @@ def _trace_lines(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     loss_updates: dict[_Line, int] = {}
     ancestors: set[_Line] = set()
     for update in trace.final_path:
-        index = trace.update_indices[update.call_id]
-        lines = [line for source in trace.source_indices(update) for line in lines_after_update[source]]
-        if update.changed:
+        index, sources = trace.update_indices[update.call_id], trace.source_indices(update)
+        lines = [line for source in sources for line in lines_after_update[source]]
+        # After a merge, an unchanged memory may be equal to one of several.
+        if update.changed or len(sources) != 1:
             lines, removed, reworded = _match_next_lines(lines, split_memory(update.memory), index)
             loss_updates |= dict.fromkeys(removed, index)
             ancestors.update(reworded)
