@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclo
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, overload
+from typing import Any, Final, Literal, NoReturn, TypeAlias, overload
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -49,6 +49,7 @@ from memagent_graph.reading.run_history import (
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.steps import StepContext
 from memagent_graph.reading.structured import load_format_for_resume
+from memagent_graph.response_format import ResponseFormatSource
 from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
@@ -58,9 +59,6 @@ from memagent_graph.storage.private_files import get_default_run_log
 from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
-
-if TYPE_CHECKING:
-    from memagent_graph.response_format import ResponseFormatSource
 
 _TRACING_KEYS: Final = ("callbacks", "tags", "metadata", "run_name")
 """The keys of a caller's config that a read uses, for tracing. Other keys belong to the caller's own run."""

@@ -350,9 +350,10 @@ def _require_supported(schema: dict[str, Any]) -> None:
     jsonschema = load_extra("jsonschema", "schema", needed_for)
     try:
         jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
-    except jsonschema.SchemaError as error:
+    except (jsonschema.SchemaError, AttributeError, TypeError, ValueError) as error:  # $schema may have any value
+        path, message = getattr(error, "absolute_path", ["$schema"]), getattr(error, "message", str(error))
         raise ResponseFormatError(
-            f"this is not a JSON schema: {_describe_problem(error.absolute_path, error.message)}",
+            f"this is not a JSON schema: {_describe_problem(path, message)}",
             hint="Correct it; https://json-schema.org has the keywords.",
         ) from error
     for subschema in _iter_subschemas(schema):
@@ -361,7 +362,7 @@ def _require_supported(schema: dict[str, Any]) -> None:
                 f"the schema uses {keyword}, which is not supported",
                 hint="List the fields in properties, and refer to shared parts with $ref and $defs.",
             )
-        if "$ref" in subschema and not isinstance(_find_target(schema, subschema["$ref"]), dict | bool):
+        if "$ref" in subschema and not isinstance(_find_target(schema, str(subschema["$ref"])), dict | bool):
             raise ResponseFormatError(
                 f"the schema refers to {_shorten(subschema['$ref'])}, which it does not have",
                 hint='Copy that part to $defs, and refer to it as "#/$defs/NAME".',
@@ -384,7 +385,7 @@ def _find_target(schema: Any, reference: str) -> Any:
         key = part.replace("~1", "/").replace("~0", "~").replace("%24", "$").replace("%25", "%")
         if isinstance(target, dict) and key in target:
             target = target[key]
-        elif isinstance(target, list) and key.isdigit() and int(key) < len(target):
+        elif isinstance(target, list) and key.isdecimal() and len(key) < 6 and int(key) < len(target):
             target = target[int(key)]
         else:
             return None

@@ -49,18 +49,15 @@ async def rank_texts(retriever: Retriever, texts: Iterator[str], query: str) -> 
 
     try:
         ranking = list(dict.fromkeys(map(index, await retriever.rank(count_texts(), query))))
+        if invalid_indices := [index for index in ranking if not 0 <= index < text_count]:
+            raise IndexError(f"it returned index {invalid_indices[0]} for {text_count} texts")
     except MemAgentError:
         raise
     except Exception as error:
         raise RetrievalError(
             f"the retriever {type(retriever).__name__} failed: {type(error).__name__}: {error}",
-            hint="Correct its method rank(texts, query).",
+            hint="Correct its method rank(texts, query), which must return the texts' indices, from 0.",
         ) from error
-    if invalid_indices := [index for index in ranking if not 0 <= index < text_count]:
-        raise RetrievalError(
-            f"the retriever {type(retriever).__name__} returned index {invalid_indices[0]} for {text_count} texts",
-            hint="Its rank(texts, query) must return the texts' indices, from 0.",
-        )
     return ranking
 
 

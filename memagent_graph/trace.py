@@ -135,7 +135,8 @@ class Trace:
 
     def memory_before(self, call_id: str) -> str:
         """Return the memory that a call started from; several memories of a merge are joined."""
-        return self._join_memories(self._sources[call_id], self.calls_by_id[call_id].branch)
+        indices = self._find_continued(self._sources[call_id], self.calls_by_id[call_id].branch)
+        return "\n".join(filter(None, (self.updates[index].memory for index in indices)))
 
     def memory_after(self, call_id: str) -> str:
         """Return the memory after a call, on its branch."""
@@ -164,26 +165,22 @@ class Trace:
         parent_sources = (
             (parent,) if parent in self.update_indices else self._sources.get(parent, ()) for parent in call.parents
         )
-        sources = self._sources[call.id] = tuple(dict.fromkeys(chain.from_iterable(parent_sources)))
+        self._sources[call.id] = tuple(dict.fromkeys(chain.from_iterable(parent_sources)))
         if call.writes is Writes.ANSWER or not (call.reads or call.writes is Writes.MEMORY):
             return
         index = self._newest_update.get(call.branch)
         if index is None or not call.reads or self.updates[index].chunk_index != call.chunk_index:
             index = self._newest_update[call.branch] = len(self.updates)
-            self.updates.append(self._start_update(call, sources))
-        # Like the earlier calls of its chunk, the call is based on the memory before the chunk.
-        self._sources[call.id] = self.updates[index].sources
-        self.updates[index] = self._add_to_update(self.updates[index], call)
+            self.updates.append(self._start_update(call))
+        else:
+            # Like the earlier calls of its chunk, the call is based on the memory before the chunk.
+            self._sources[call.id] = self.updates[index].sources
+            self.updates[index] = self._add_to_update(self.updates[index], call)
         self.update_indices[call.id] = index
 
     def _find_updates(self, sources: Iterable[str]) -> tuple[int, ...]:
         """Return the indices of the updates that calls belong to, without duplicates."""
         return tuple(dict.fromkeys(self.update_indices[source] for source in sources))
-
-    def _join_memories(self, sources: Iterable[str], branch: str) -> str:
-        """Return the memory that updates give a branch: that of its own newest update, or of all of them joined."""
-        memories = (self.updates[index].memory for index in self._find_continued(sources, branch))
-        return "\n".join(filter(None, memories))
 
     def _find_continued(self, sources: Iterable[str], branch: str) -> tuple[int, ...]:
         """Return the index of a branch's own newest update among the updates of calls, or the indices of all."""
@@ -191,22 +188,23 @@ class Trace:
         own_branch = [index for index in indices if self.updates[index].branch == branch]
         return (max(own_branch),) if own_branch else indices
 
-    def _start_update(self, call: Call, sources: tuple[str, ...]) -> MemoryUpdate:
-        """Return the update that begins with a call, before the call is added to it."""
+    def _start_update(self, call: Call) -> MemoryUpdate:
+        """Return the update that begins with a call."""
+        memory = self.memory_after(call.id)
         self._bytes_read += sum(span.end_byte - span.start_byte for span in call.reads)
         return MemoryUpdate(
             chunk_index=call.chunk_index,
             **call.extent_values,
-            memory=self._join_memories(sources, call.branch),
-            changed=False,
+            memory=memory,
+            changed=memory != self.memory_before(call.id),
             progress=self._compute_progress(call),
-            prompt_tokens=0,
-            completion_tokens=0,
-            seconds=0.0,
-            events=(),
+            prompt_tokens=call.usage.prompt_tokens,
+            completion_tokens=call.usage.completion_tokens,
+            seconds=call.seconds,
+            events=call.events,
             branch=call.branch,
             call_id=call.id,
-            sources=sources,
+            sources=self._sources[call.id],
         )
 
     def _add_to_update(self, update: MemoryUpdate, call: Call) -> MemoryUpdate:
@@ -214,7 +212,7 @@ class Trace:
         return replace(
             update,
             memory=memory,
-            changed=memory != self._join_memories(update.sources, call.branch),
+            changed=memory != self.memory_before(call.id),
             prompt_tokens=update.prompt_tokens + call.usage.prompt_tokens,
             completion_tokens=update.completion_tokens + call.usage.completion_tokens,
             seconds=update.seconds + call.seconds,

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.graph.state import CompiledStateGraph
@@ -27,10 +27,8 @@ from memagent_graph.reading.langgraph_internals import (
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState, new_run_id
 from memagent_graph.reading.strategy import Strategy, StrategyGraph
 from memagent_graph.reading.structured import with_response_format
+from memagent_graph.response_format import ResponseFormatSource
 from memagent_graph.roles import complete_prompts, fit_chunk_tokens, require_room
-
-if TYPE_CHECKING:
-    from memagent_graph.response_format import ResponseFormatSource
 
 _RECURSION_LIMIT = 2**31 - 1
 """Every superstep moves the cursor or ends the run, so the document's length bounds the number of steps."""

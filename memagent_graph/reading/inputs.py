@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from langchain_core.runnables import RunnableConfig
 
@@ -13,9 +13,7 @@ from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.errors import BudgetError, DocumentError, MemAgentError
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.reading.state import Limits, ReaderContext
-
-if TYPE_CHECKING:
-    from memagent_graph.response_format import ResponseFormatSource
+from memagent_graph.response_format import ResponseFormatSource
 
 
 class ReadOptions(TypedDict, total=False):

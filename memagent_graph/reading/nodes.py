@@ -62,7 +62,11 @@ class StepNode(Runnable[Any, Change]):
         start_time = asyncio.get_running_loop().time()
         try:
             change = await self.step(state, step)
-            self._require_channels(change)
+            if unknown := [key for key in change if key not in self.channels]:
+                raise StrategyError(
+                    f"the step {self.node!r} changes {unknown[0]!r}, which the strategy's state class does not have",
+                    hint="Add it to the state class, with a reducer if several branches write it.",
+                )
         except Exception as error:
             if recording is not None:
                 await recording.settle(failed=True)
@@ -86,13 +90,6 @@ class StepNode(Runnable[Any, Change]):
         execution.chunk_count += step.chunk_count
         _stream_calls(change, step.calls, state, runtime.stream_writer)
         return change
-
-    def _require_channels(self, change: Mapping[str, Any]) -> None:
-        if unknown := [key for key in change if key not in self.channels]:
-            raise StrategyError(
-                f"the step {self.node!r} changes {unknown[0]!r}, which the strategy's state class does not have",
-                hint="Add it to the state class, with a reducer if several branches write it.",
-            )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memagent_graph.calls import Call, Writes
 from memagent_graph.errors import PromptCutError
@@ -20,12 +20,10 @@ from memagent_graph.reading.execution import StepExecution
 from memagent_graph.reading.prompt_cuts import PromptCutDetector
 from memagent_graph.reading.state import Counters, add_cost
 from memagent_graph.reasoning import extract_reply
+from memagent_graph.response_format import ResponseFormat
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
 from memagent_graph.run_log import Conversation, Outcome
 from memagent_graph.words import find_invented_word
-
-if TYPE_CHECKING:
-    from memagent_graph.response_format import ResponseFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired, cast
+from typing import Annotated, Any, Final, NotRequired, cast
 
 from langgraph.channels import Topic
 from typing_extensions import TypedDict
@@ -26,13 +26,11 @@ from memagent_graph.policies.model_info import ModelShape
 from memagent_graph.policy import Policy, SamplingParams
 from memagent_graph.prompts import Prompts
 from memagent_graph.reading.prompt_cuts import PromptCutDetector
+from memagent_graph.response_format import ResponseFormat
 from memagent_graph.run_log import RunLog
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.trace import Trace
 from memagent_graph.words import is_character_end
-
-if TYPE_CHECKING:
-    from memagent_graph.response_format import ResponseFormat
 
 SCHEMA_PREFIX: Final = "schema="
 """Prefix of the schema's fingerprint in `ReaderContext.settings`."""

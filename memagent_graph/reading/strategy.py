@@ -143,16 +143,13 @@ class StrategyGraph:
             for node in [node.runnable for node in self.builder.nodes.values()]:
                 if isinstance(node, LoopNode) and node.first_node.node not in self._routes:
                     raise ValueError(f"{node.first_node.node} begins a loop, but has no conditional edges")
+            if strategy.continues_after not in self.builder.nodes:
+                raise ValueError(f"it continues after {strategy.continues_after!r}, which is not one of its nodes")
             self.builder.validate()
         except ValueError as error:
             raise StrategyError(
                 f"the graph of {strategy.name} is not valid: {error}", hint="See the strategy's `wire`."
             ) from error
-        if strategy.continues_after not in self.builder.nodes:
-            raise StrategyError(
-                f"{strategy.name} continues after {strategy.continues_after!r}, which is not one of its nodes",
-                hint="Give a node of its graph in `continues_after`.",
-            )
 
     def add_node(self, name: str, step: Step) -> None:
         """Add a step as a node."""

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from memagent_graph.errors import RunMismatchError
 from memagent_graph.prompts import ANSWER_FIELDS, AnswerFormat, Prompts, PromptTemplate, read_template
 from memagent_graph.reading.state import SCHEMA_PREFIX, ReaderContext
+from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 from memagent_graph.roles import ANSWER, REPAIR, complete_prompts, read_answer_instructions, require_room
-
-if TYPE_CHECKING:
-    from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
 
 ERROR_TOKENS: Final = 256
 """Maximum tokens of the error message in a repair prompt."""
@@ -40,7 +38,7 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
     """
     if source is None:
         return context
-    response_format = _load_response_format(source)
+    response_format = ResponseFormat.of(source)
     prompts = replace(context.prompts, answer_format=AnswerFormat.PLAIN)
     outline = ""
     if not context.trained_prompts_only:
@@ -49,7 +47,10 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
         schema_tokens = count(prompts.neutralise(response_format.text))
         lengths = {"schema": schema_tokens, "reply": budget.answer_tokens, "error": ERROR_TOKENS}
         require_room((ANSWER, REPAIR), prompts, budget, count, **lengths)
-        outline = _choose_outline(response_format, context)
+        # The fields with descriptions, only their names, or "": the first that fits half of the question budget.
+        wordings = (response_format.describe_fields(), response_format.describe_fields(short=True))
+        limit = budget.question_tokens // 2
+        outline = next((text for text in wordings if context.count_shown_tokens(text) <= limit), "")
     entry = {"name": response_format.name, "schema": response_format.schema, "outline": outline}
     log_settings = {**context.log_settings, _LOG_KEY: entry}
     return replace(
@@ -74,7 +75,7 @@ def load_format_for_resume(
     """
     settings: str = state.get("settings") or ""
     fingerprint = settings.partition(f":{SCHEMA_PREFIX}")[2] or None
-    response_format = None if source is None else _load_response_format(source)
+    response_format = None if source is None else ResponseFormat.of(source)
     if settings and response_format is not None and response_format.fingerprint != fingerprint:
         begun_with = f"the schema {fingerprint}" if fingerprint else "none"
         raise RunMismatchError(
@@ -86,7 +87,7 @@ def load_format_for_resume(
         return response_format
     logged_format = logged_settings.get(_LOG_KEY)
     if isinstance(logged_format, dict):
-        response_format = _load_response_format({"type": "json_schema", "json_schema": logged_format})
+        response_format = ResponseFormat.of({"type": "json_schema", "json_schema": logged_format})
     if response_format is None or response_format.fingerprint != fingerprint:
         raise RunMismatchError(
             "the run's answer is structured, and its schema is not in the run log",
@@ -94,12 +95,6 @@ def load_format_for_resume(
             run_id=run_id,
         )
     return response_format
-
-
-def _load_response_format(source: ResponseFormatSource) -> ResponseFormat:
-    from memagent_graph.response_format import ResponseFormat  # noqa: PLC0415  only structured reads need it
-
-    return ResponseFormat.of(source)
 
 
 def _with_schema(prompts: Prompts) -> Prompts:
@@ -123,10 +118,3 @@ def _with_schema_ending(template: PromptTemplate) -> PromptTemplate:
             text = template.text.removesuffix(instructions) + read_template("schema_form")
             return PromptTemplate(text, template.source, template.names | {"schema"})
     return template
-
-
-def _choose_outline(response_format: ResponseFormat, context: ReaderContext) -> str:
-    """Return the fields with descriptions, only their names, or "": the first that fits half of the question budget."""
-    count, limit = context.tokenizer.count, context.budget.question_tokens // 2
-    wordings = (response_format.describe_fields(), response_format.describe_fields(short=True))
-    return next((text for text in wordings if count(context.prompts.neutralise(text)) <= limit), "")

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
 from langchain_core.messages import AIMessage, convert_to_messages
@@ -25,11 +25,9 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from memagent_graph.policy import Completion, Messages, Policy, SamplingParams, TokenIds, TokenUsage
+from memagent_graph.reading.state import ReaderContext
 from memagent_graph.reasoning import extract_reply
-
-if TYPE_CHECKING:
-    from memagent_graph.reading.state import ReaderContext
-    from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.tokenizers import Tokenizer
 
 T = TypeVar("T")
 TRACE_TEXTS: Final = "memagent_trace_texts"

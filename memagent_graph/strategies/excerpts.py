@@ -125,14 +125,13 @@ class ExcerptWindow:
         Raises:
             BudgetError: not even one token of text fits.
         """
-        tokens, empty_call_tokens = self.available_tokens, self.window_tokens - self.available_tokens
+        tokens = self.available_tokens
         while tokens > 0:
             spans = choose(tokens)
-            if (
-                text_tokens := self.count_call_tokens(self.read_text(spans)) - empty_call_tokens
-            ) <= self.available_tokens:
+            excess_tokens = self.count_call_tokens(self.read_text(spans)) - self.window_tokens
+            if excess_tokens <= 0:
                 return spans
-            tokens = min(tokens - 1, tokens * self.available_tokens // text_tokens)
+            tokens = min(tokens - 1, tokens * self.available_tokens // (self.available_tokens + excess_tokens))
         raise BudgetError(
             f"not one token of the document fits: there is room for {max(0, self.available_tokens):,}",
             hint="Lower the answer's tokens, shorten the question, or serve the model with a larger window.",

@@ -154,42 +154,39 @@ def _find_folds(timeline: Timeline) -> list[dict[str, Any]]:
 
 def _pack_steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
     anchors: set[str] = set()
-    values = []
+    packed_steps: list[dict[str, Any]] = []
     for index, step in enumerate(steps):
-        anchor = "merge" if step.update.chunk_index is None else f"chunk-{step.update.chunk_number}"
-        if step.update.branch:
-            anchor += f"-{quote_url(step.update.branch, safe='', errors='replace')}"
+        update = step.update
+        anchor = "merge" if update.chunk_index is None else f"chunk-{update.chunk_number}"
+        if update.branch:
+            anchor += f"-{quote_url(update.branch, safe='', errors='replace')}"
         if anchor in anchors:
             anchor = f"step-{index + 1}"
         anchors.add(anchor)
-        values.append({"anchor": anchor, **_pack_step(step)})
-    return values
-
-
-def _pack_step(step: Step) -> dict[str, Any]:
-    update = step.update
-    values: dict[str, Any] = {
-        "name": step.name,
-        "from": step.sources,
-        "branch": update.branch,
-        "chunk": update.chunk_number,
-        "tokens": (update.chunk_tokens, update.prompt_tokens, update.completion_tokens),
-        "seconds": round(update.seconds, 3),
-        "section": step.section,
-        "notable": step.is_notable,
-        "state": step.state,
-    }
-    if update.chunk_index is not None:
-        values["span"] = (update.start_char, update.end_char)
-    if step.changed:
-        values |= {
-            "diff": _pack_diff(step.diff),
-            "words": (step.inserted_words, step.deleted_words),
-            "density": round(step.changed_fraction, 3),
+        values: dict[str, Any] = {
+            "anchor": anchor,
+            "name": step.name,
+            "from": step.sources,
+            "branch": update.branch,
+            "chunk": update.chunk_number,
+            "tokens": (update.chunk_tokens, update.prompt_tokens, update.completion_tokens),
+            "seconds": round(update.seconds, 3),
+            "section": step.section,
+            "notable": step.is_notable,
+            "state": step.state,
         }
-    if update.events:
-        values["events"] = list(map(asdict, update.events))
-    return values
+        if update.chunk_index is not None:
+            values["span"] = (update.start_char, update.end_char)
+        if step.changed:
+            values |= {
+                "diff": _pack_diff(step.diff),
+                "words": (step.inserted_words, step.deleted_words),
+                "density": round(step.changed_fraction, 3),
+            }
+        if update.events:
+            values["events"] = list(map(asdict, update.events))
+        packed_steps.append(values)
+    return packed_steps
 
 
 def _pack_diff(diff: Sequence[Change]) -> list[str | int]:
