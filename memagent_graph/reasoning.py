@@ -8,7 +8,6 @@ as the end of a block that began in the prompt. A text that only mentions a mark
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Final
 
 from memagent_graph.chat_markers import NEXT_TURN, TURN_BEGIN, TURN_END
@@ -123,18 +122,15 @@ def _remove_line_blocks(text: str) -> str:
 def _find_block_end(text: str, opening: re.Match[str]) -> tuple[int, int] | None:
     """Return the span of a block's closing marker, after the blocks inside it; None if the block does not end."""
     family = opening.lastindex or 1
+    name = re.escape(opening[family].lower())
+    _, opening_marker, closing_marker = (part.replace("{name}", name) for part in _FAMILIES[family - 1])
+    markers = re.compile(f"(?P<opening>{opening_marker})|{closing_marker}", re.IGNORECASE)
     depth = 1
-    for marker in _compile_markers(family - 1, opening[family].lower()).finditer(text, opening.end()):
+    for marker in markers.finditer(text, opening.end()):
         depth += 1 if marker["opening"] else -1
         if depth == 0:
             return marker.span()
     return None
-
-
-@lru_cache(64)
-def _compile_markers(family: int, name: str) -> re.Pattern[str]:
-    _, opening, closing = (part.replace("{name}", re.escape(name)) for part in _FAMILIES[family])
-    return re.compile(f"(?P<opening>{opening})|{closing}", re.IGNORECASE)
 
 
 def _is_mention(text: str, start: int, end: int, closing_end: int) -> bool:

@@ -105,11 +105,14 @@ def convert_parts(
         MissingExtraError: a package that the converter needs is missing.
     """
     converters = {kind: f"{entry.module}:{entry.attr}" for kind, entry in list_converters().items()}
+    module, colon, function = (converter or "").rpartition(":")
+    if module.endswith(".py"):  # the process runs in another folder
+        converter = f"{Path(module).expanduser().resolve()}{colon}{function}"
     task = {
         "name": replace_lone_surrogates(name.replace("\0", "\ufffd"))[:1000],
         "kind": kind,
         "pages": pages,
-        "converter": converters.get(converter or "", _resolve_path(converter)),
+        "converter": converters.get(converter or "", converter),
         "converters": converters,
         "bounds": _read_bounds(),
     }
@@ -118,12 +121,6 @@ def convert_parts(
         exit_code = _run_conversion(task, file, result, cancellation)
         result.seek(0)
         yield from _read_output(task, result, exit_code)
-
-
-def _resolve_path(converter: str | None) -> str | None:
-    """Return a user's converter, with an absolute path if it is in a file."""
-    module, colon, function = (converter or "").rpartition(":")
-    return f"{Path(module).expanduser().resolve()}{colon}{function}" if module.endswith(".py") else converter
 
 
 def _run_conversion(task: Mapping[str, Any], source: IO[bytes], result: IO[bytes], cancellation: Cancellation) -> int:

@@ -234,6 +234,10 @@ class DocumentStore:
             file: an open binary file.
             name: the document's name.
             media_type: the document's actual type.
+
+        Raises:
+            EmptyDocumentError: the text has only white space.
+            EncodingError: the text has a lone surrogate, and U+FFFD may not take its place.
         """
         digest = hashlib.sha256()
         omissions: list[Omission] = []
@@ -249,11 +253,22 @@ class DocumentStore:
                 sections.append(SourceMark(characters, part.label))
             if part.headings and len(headings) < MAX_HEADINGS:
                 headings.append(SourceMark(characters, " > ".join(part.headings)))
-            data = _encode(part.text, name, characters, replace=self._replace_undecodable)
+            text = part.text
+            try:
+                data = text.encode()
+            except UnicodeEncodeError as error:
+                if not self._replace_undecodable:
+                    raise EncodingError(
+                        f"{name} has half of a surrogate pair at character {characters + error.start}, which no text "
+                        "file can hold",
+                        hint="Use --replace-undecodable to put U+FFFD there.",
+                    ) from None
+                text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+                data = text.encode()
             digest.update(data)
             file.write(data)
-            characters += len(part.text)
-            is_blank = is_blank and (not part.text or part.text.isspace())
+            characters += len(text)
+            is_blank = is_blank and (not text or text.isspace())
         stored_omissions = summarize_omissions(omissions)
         if is_blank:
             omission_texts = "; ".join(map(describe_omission, stored_omissions))
@@ -290,23 +305,6 @@ class DocumentStore:
                 f"{ref['key']!r} is not a key of the document store", hint="Pass what store.add returned."
             )
         return self._texts / f"{match[1]}.txt"
-
-
-def _encode(text: str, name: str, start_char: int, *, replace: bool) -> bytes:
-    """Return text as UTF-8. `start_char` is the position of its first character in the document.
-
-    Raises:
-        EncodingError: the text has a lone surrogate, and `replace` is False. If it is True, U+FFFD takes its place.
-    """
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        if replace:
-            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
-        raise EncodingError(
-            f"{name} has half of a surrogate pair at character {start_char + error.start}, which no text file can hold",
-            hint="Use --replace-undecodable to put U+FFFD there.",
-        ) from None
 
 
 def open_store(folder: Path | str | None) -> DocumentStore:

@@ -149,7 +149,6 @@ OPTIONAL_FIELDS: Final = (
     "temperature",
 )  # fmt: skip
 """The request fields that can be left out, in the order in which a server's message is searched for them."""
-_LIMIT_FIELDS: Final = frozenset({"max_tokens", "max_completion_tokens"})
 _LENGTH_ERROR: Final = re.compile(
     r"context[ _-]?(?:length|window|size|limit)|maximum (?:\w+ )?length|too (?:long|many tokens|large)|n_ctx"
     r"|tokens? .{0,40}(?:exceed|must be <)|exceed\w* .{0,60}(?:context|window|tokens?|length)"
@@ -200,7 +199,7 @@ def find_refused_field(message: str, fields: Collection[str]) -> str | None:
     is_unsupported = bool(_UNSUPPORTED_FIELD_ERROR.search(message))
     for field in OPTIONAL_FIELDS:
         # The message may also be about the value of one of these fields.
-        needs_reason = field in _LIMIT_FIELDS or field == "response_format"
+        needs_reason = field in {"max_tokens", "max_completion_tokens", "response_format"}
         pattern = rf"['\"`(\[]{field}['\"`)\]]" if field == "stop" else rf"(?<![\w-]){field}(?![\w-])"
         if field in fields and re.search(pattern, message) and (is_unsupported or not needs_reason):
             return field

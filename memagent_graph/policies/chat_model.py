@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
@@ -107,8 +107,12 @@ class ChatModelPolicy:
             omitted = self._unsupported | ({"top_p"} if sampling.top_p == 1 else set())
             options = {name: value for name, value in list_sampling_fields(sampling).items() if name not in omitted}
             try:
-                model, arguments = self._bind_options(options)
-                return await model.ainvoke(messages, **arguments)
+                fields = type(self._model).model_fields
+                limit_name = next((name for name in _MAX_TOKENS_FIELDS if name in fields), "max_tokens")
+                arguments = {limit_name if name == "max_tokens" else name: value for name, value in options.items()}
+                if limit_name == "num_predict":
+                    return await self._model.model_copy(update=arguments).ainvoke(messages)
+                return await self._model.ainvoke(messages, **arguments)
             except Exception as error:  # noqa: BLE001  whatever the model raises
                 option = find_refused_field(str(error), options)
                 if option is not None:
@@ -123,15 +127,6 @@ class ChatModelPolicy:
                 raise PolicyError(redact(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (
                     error if redact(traceback_text) == traceback_text else None
                 )  # a tracer would record the message of the cause, with its secrets
-
-    def _bind_options(self, options: Mapping[str, Any]) -> tuple[BaseChatModel, dict[str, Any]]:
-        """Return the model to call, and the keyword arguments of the call."""
-        fields = type(self._model).model_fields
-        limit_name = next((name for name in _MAX_TOKENS_FIELDS if name in fields), "max_tokens")
-        arguments = {limit_name if name == "max_tokens" else name: value for name, value in options.items()}
-        if limit_name == "num_predict":
-            return self._model.model_copy(update=arguments), {}
-        return self._model, arguments
 
     def _decode_reply(self, reply: AIMessage, sampling: SamplingParams) -> Completion:
         try:

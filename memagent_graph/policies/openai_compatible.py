@@ -10,8 +10,8 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ from memagent_graph.policies.model_info import ModelInfo, find_model_info
 from memagent_graph.policies.redaction import make_redaction
 from memagent_graph.policies.replies import decode_completion, parse_model_entries
 from memagent_graph.policies.sending import Sender, find_proxy, load_certificates
-from memagent_graph.policies.server_errors import Server
+from memagent_graph.policies.server_errors import MalformedReplyError, Server
 from memagent_graph.policies.server_url import (
     NO_KEY,
     extract_password,
@@ -129,7 +129,7 @@ class OpenAICompatiblePolicy:
             key,
             extract_password(url),
             "" if proxy is None else extract_password(proxy),
-            *headers.get("Authorization", "").split()[-1:],
+            *(word for name in headers if name.lower() == "authorization" for word in headers[name].split()[-1:]),
             *(default_headers or {}).values(),
         )
         self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
@@ -274,10 +274,13 @@ class OpenAICompatiblePolicy:
     def _make_url(self, path: str) -> str:
         return f"{self.base_url.rstrip('/')}/{path}{'?' if self._query else ''}{self._query}"
 
-    def relay(
+    @asynccontextmanager
+    async def relay(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send the request of another client once, unchanged, and return the reply as a stream.
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send the request of another client once, unchanged, and return the reply as a stream of bytes.
+
+        The reply is not decompressed. The time-out applies to the next byte, not to the whole reply.
 
         Args:
             method: the HTTP method.
@@ -289,7 +292,21 @@ class OpenAICompatiblePolicy:
             PolicyUnreachableError: no connection in time, or it broke while the reply was read.
             PolicyResponseError: the reader of the reply found it malformed.
         """
-        return self._connections.get().relay(method, self._make_url(path), body, headers or {})
+        server = replace(self._server, max_retries=0)
+        timeout = aiohttp.ClientTimeout(sock_connect=server.connect_timeout, sock_read=server.read_timeout)
+        try:
+            async with self._connections.get().session.request(
+                method,
+                self._make_url(path),
+                data=body,
+                headers={**(headers or {}), "Accept-Encoding": "identity"},  # the body is passed on unchanged
+                timeout=timeout,
+                allow_redirects=False,
+                auto_decompress=False,
+            ) as reply:
+                yield reply
+        except (TimeoutError, aiohttp.ClientError, MalformedReplyError) as error:
+            raise server.make_error(error, f" ({server.read_timeout:g} s without a byte)") from None
 
     def with_fields(self, fields: Mapping[str, Any]) -> OpenAICompatiblePolicy:
         """Return a copy of this policy with further fields in every completion request. It shares the connections."""

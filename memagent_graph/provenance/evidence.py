@@ -360,28 +360,19 @@ class _Line:
 
 def _trace_lines(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     """Return the lines of the final memory, and the lost lines."""
-    path, last_sources = trace.final_path, trace.final_sources
-    uses = Counter(chain(last_sources, *map(trace.source_indices, path)))
-    has_branches = any(count > 1 for count in uses.values())
     lines_after_update: dict[int, list[_Line]] = {}
-
-    def join_memories(indices: Sequence[int]) -> list[_Line]:
-        """Return the lines of several memories, and drop lines that no later memory needs."""
-        uses.subtract(indices)
-        memories = [lines_after_update[index] if uses[index] else lines_after_update.pop(index) for index in indices]
-        return memories[0] if len(memories) == 1 else list(chain(*memories))
-
     loss_updates: dict[_Line, int] = {}
     ancestors: set[_Line] = set()
-    for update in path:
-        index = trace.update_indices[update.call_id]
-        lines = join_memories(trace.source_indices(update))
-        if update.changed:
+    for update in trace.final_path:
+        index, sources = trace.update_indices[update.call_id], trace.source_indices(update)
+        lines = [line for source in sources for line in lines_after_update[source]]
+        # After a merge, an unchanged memory may be equal to one of several.
+        if update.changed or len(sources) != 1:
             lines, removed, reworded = _match_next_lines(lines, split_memory(update.memory), index)
             loss_updates |= dict.fromkeys(removed, index)
-            ancestors.update(reworded if has_branches else ())
+            ancestors.update(reworded)
         lines_after_update[index] = lines
-    final_lines = join_memories(last_sources)
+    final_lines = [line for source in trace.final_sources for line in lines_after_update[source]]
     # A line is not lost if another branch kept it, if it came back in the same words, or if it has no content.
     final_words = {line.words for line in final_lines}
     losses = [

@@ -94,9 +94,9 @@ _COLUMN_BY_ANNOTATION: Final = {
 
 RECORD_COLUMNS: Final[Mapping[type, Mapping[str, Column]]] = {
     record_class: {field.name: _COLUMN_BY_ANNOTATION[str(field.type)] for field in fields(record_class)}
-    for record_class in (RunRecord, Conversation, LoggedEvent, Reward)
+    for record_class in (RunRecord, Conversation, LoggedEvent, Reward, Span)
 }
-"""The columns of each record class, by field name."""
+"""The columns of each record class, by field name. Those of `Span` are in Parquet files."""
 
 
 def pack_row(record: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from langchain_core.documents import Document as LangChainDocument
 from support.document_files import make_zip
 
+from memagent_graph.converters import Block
 from memagent_graph.documents import Document, SourceMark
 from memagent_graph.errors import (
     DocumentError,
@@ -176,7 +177,9 @@ def test_a_lone_surrogate_is_an_error_with_its_position_unless_replaced(store):
     text = "ab\ud83dc"
     with pytest.raises(EncodingError, match="character 2"):
         store.add(Document.from_text(text))
-    assert read_all(store, store.with_options(replace_undecodable=True).add(Document.from_text(text))) == "ab\ufffdc"
+    documents = [LangChainDocument(page_content=content) for content in (text + "\ud83d\ude00", "b")]
+    ref = store.with_options(replace_undecodable=True).add(documents)
+    assert (read_all(store, ref), store.sections(ref)[1].start_char) == ("ab\ufffdc😀\n\nb", 7)
 
 
 def test_replace_undecodable_of_a_reader_applies_to_all_documents_of_its_store(make_reader):
@@ -244,8 +247,7 @@ def test_a_large_utf8_file_is_stored_in_blocks_without_charset_detection(store, 
     path.write_text("A line of plain prose, as books have it.\n" * 366_000)
     monkeypatch.setattr("memagent_graph.documents.decoding.detect_charset", lambda sample: pytest.fail("guessed"))
     blocks = []
-    encode_name = "memagent_graph.documents.store._encode"
-    monkeypatch.setattr(encode_name, lambda text, *rest, **options: blocks.append(text) or text.encode())
+    monkeypatch.setattr("memagent_graph.documents.loaders.Block", lambda text: blocks.append(text) or Block(text))
     ref = store.add(Document.from_path(path))
     assert sum(map(len, blocks)) == ref["size"] == path.stat().st_size
     assert len(blocks) <= path.stat().st_size // (1 << 20) + 2

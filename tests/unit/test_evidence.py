@@ -226,6 +226,8 @@ def test_a_line_dropped_by_one_branch_and_kept_by_another_is_not_lost() -> None:
     result = find_provenance(Trace((trunk_call, dropping_call, keeping_call, merge_call)), lambda _: None)
     assert [lost.line for lost in result.lost] == ["Per ran the ferry"]
     assert [line.update for line in result.lines] == [0]
+    unchanged_trace = Trace((trunk_call, dropping_call, make_call("m", trunk_call.text, "t", "l", role="merge")))
+    assert [line.update for line in find_provenance(unchanged_trace, lambda _: None).lines] == [0, 0]
 
 
 def test_an_answer_of_one_word_is_quoted_with_its_sentence(make_reader) -> None:

@@ -99,12 +99,12 @@ def test_a_key_in_a_servers_error_reaches_no_file_and_no_output(isolated_home, s
         return good(body, number) if number < 3 else make_error(status, f"Incorrect API key provided: {KEY}.", kind)
 
     good = FakeServer().respond
+    key_options = ("--header", f"authorization: Bearer {KEY}") if kind == "object" else ("--api-key", KEY)
     with FakeServer(respond) as server:
-        process = run_read_command(isolated_home, "--base-url", server.base_url, "--api-key", KEY, "--json")
+        process = run_read_command(isolated_home, "--base-url", server.base_url, *key_options, "--json")
     assert process.returncode == 4
     assert json.loads(process.stdout)["error"]["chunk_index"] == 3
-    assert list(isolated_home.rglob("checkpoints.sqlite"))
-    assert list(isolated_home.rglob("runs.sqlite"))
+    assert {"checkpoints.sqlite", "runs.sqlite"} <= {path.name for path in isolated_home.rglob("*")}
     assert find_secrets(iter_stored_bytes(isolated_home)) == []
     assert find_secrets(iter([("stdout", process.stdout.encode()), ("stderr", process.stderr.encode())])) == []
     if kind == "message":

@@ -57,10 +57,8 @@ COLUMNS: Final = {
 _LONG_TEXTS: Final = tuple(field.name for field in fields(Conversation) if field.type == "LongText")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _LIST_COLUMNS: Final = [name for name, column in COLUMNS.items() if column.arrow in {"names", "spans", "rewards"}]
-_REWARD_TYPES: Final = {
-    name: column.arrow
-    for name, column in RECORD_COLUMNS[Reward].items()
-    if name not in {"id", "run_id", "conversation"}
+_REWARD_COLUMNS: Final = {
+    name: column for name, column in RECORD_COLUMNS[Reward].items() if name not in {"id", "run_id", "conversation"}
 }
 _METADATA_PREFIX: Final = "memagent."
 _FORMAT: Final = "memagent-runs"
@@ -249,16 +247,15 @@ def _restore_values(row: Mapping[str, Any], columns: Mapping[str, tuple[str, Col
 
 
 def _make_schema(pa: Any) -> Any:
-    arrow_types = {"int": "int64", "bool": "bool"}
-    span_fields = [(field.name, pa.type_for_alias(arrow_types[str(field.type)])) for field in fields(Span)]
+    def make_list(columns: Mapping[str, Column]) -> Any:
+        return pa.list_(pa.struct([(name, pa.type_for_alias(column.arrow)) for name, column in columns.items()]))
+
     lists = {
         "ids": pa.list_(pa.uint32()),
         "logprobs": pa.list_(pa.float32()),
         "names": pa.list_(pa.string()),
-        "spans": pa.list_(pa.struct(span_fields)),
-        "rewards": pa.list_(
-            pa.struct([(name, pa.type_for_alias(arrow_type)) for name, arrow_type in _REWARD_TYPES.items()])
-        ),
+        "spans": make_list(RECORD_COLUMNS[Span]),
+        "rewards": make_list(_REWARD_COLUMNS),
     }
     return pa.schema(
         [(name, lists.get(column.arrow) or pa.type_for_alias(column.arrow)) for name, column in COLUMNS.items()]
