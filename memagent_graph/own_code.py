@@ -46,19 +46,19 @@ def load_own_code(text: str, *, noun: str, error: type[MemAgentError], hint: str
     source = match["source"]
     try:
         value: Any = _load_file(source, noun, error) if source.endswith(".py") else _load_module(source, noun, error)
+        for attribute in match["name"].split("."):
+            if not hasattr(value, attribute):
+                names = [name for name in getattr(value, "__dict__", {}) if not name.startswith("_")]
+                otherwise = hint or f"Name {noun} after the colon."
+                suggestion = did_you_mean(attribute, names, otherwise, prefix=f"{source}:")
+                raise error(f"{source} has no {attribute!r}", hint=suggestion)
+            value = getattr(value, attribute)
     except MemAgentError:
         raise
-    except Exception as cause:  # whatever a user's code raises when it is imported
+    except Exception as cause:  # whatever a user's code raises when it is imported, or when it loads a name
         raise error(
             f"{source} cannot be imported: {type(cause).__name__}: {cause}", hint="Correct it, or name other code."
         ) from cause
-    for attribute in match["name"].split("."):
-        if not hasattr(value, attribute):
-            names = [name for name in getattr(value, "__dict__", {}) if not name.startswith("_")]
-            otherwise = hint or f"Name {noun} after the colon."
-            suggestion = did_you_mean(attribute, names, otherwise, prefix=f"{source}:")
-            raise error(f"{source} has no {attribute!r}", hint=suggestion)
-        value = getattr(value, attribute)
     return value
 
 

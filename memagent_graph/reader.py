@@ -278,6 +278,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         Results are in the order of the requests. `response_format` applies to all answers. All reads run to their end;
         then the first failure is raised, or with `return_exceptions`, failures are returned in place of results.
         """
+        if max_concurrency < 1:
+            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
         slots = asyncio.Semaphore(max_concurrency)
 
         async def read_one(request: tuple[DocumentSource, str]) -> ReadResult:

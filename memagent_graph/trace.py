@@ -173,9 +173,20 @@ class Trace:
             index = self._newest_update[call.branch] = len(self.updates)
             self.updates.append(self._start_update(call))
         else:
+            update = self.updates[index]
             # Like the earlier calls of its chunk, the call is based on the memory before the chunk.
-            self._sources[call.id] = self.updates[index].sources
-            self.updates[index] = self._add_to_update(self.updates[index], call)
+            self._sources[call.id] = update.sources
+            memory = (call.text or "") if call.writes is Writes.MEMORY else update.memory
+            self.updates[index] = replace(
+                update,
+                memory=memory,
+                changed=memory != self.memory_before(call.id),
+                prompt_tokens=update.prompt_tokens + call.usage.prompt_tokens,
+                completion_tokens=update.completion_tokens + call.usage.completion_tokens,
+                seconds=update.seconds + call.seconds,
+                events=(*update.events, *call.events),
+                call_id=call.id,
+            )
         self.update_indices[call.id] = index
 
     def _find_updates(self, sources: Iterable[str]) -> tuple[int, ...]:
@@ -205,19 +216,6 @@ class Trace:
             branch=call.branch,
             call_id=call.id,
             sources=self._sources[call.id],
-        )
-
-    def _add_to_update(self, update: MemoryUpdate, call: Call) -> MemoryUpdate:
-        memory = (call.text or "") if call.writes is Writes.MEMORY else update.memory
-        return replace(
-            update,
-            memory=memory,
-            changed=memory != self.memory_before(call.id),
-            prompt_tokens=update.prompt_tokens + call.usage.prompt_tokens,
-            completion_tokens=update.completion_tokens + call.usage.completion_tokens,
-            seconds=update.seconds + call.seconds,
-            events=(*update.events, *call.events),
-            call_id=call.id,
         )
 
     def _compute_progress(self, call: Call) -> float | None:

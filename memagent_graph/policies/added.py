@@ -41,8 +41,8 @@ def get_policies_folder() -> Path:
 
 def find_added_policy_folder(name: Path | str) -> Path | None:
     """Return the folder of an added policy; None if no policy of this name was added."""
-    folder = get_policies_folder() / str(name)
-    return folder if str(name) in ADDABLE_POLICIES and (folder / _RECORD_NAME).is_file() else None
+    folder = get_policies_folder() / name
+    return folder if name in ADDABLE_POLICIES and (folder / _RECORD_NAME).is_file() else None
 
 
 def list_added_policies() -> dict[str, PolicyOrigin | None]:

@@ -218,9 +218,10 @@ def load_adapter(folder: Path) -> Adapter:
 
     try:
         config = read_json_file(folder / _ADAPTER_CONFIG)
-        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        rank = int(config["r"])
+        scale = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
         tensors = load_file(folder / _ADAPTER_WEIGHTS)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, ArithmeticError, KeyError, TypeError, SafetensorError) as error:
         raise PolicyError(
             f"the adapter in {folder} cannot be read: {type(error).__name__}: {error}",
             hint=f"Use a folder that PEFT saved, with {_ADAPTER_CONFIG} and {_ADAPTER_WEIGHTS}.",
@@ -238,7 +239,7 @@ def load_adapter(folder: Path) -> Adapter:
             f"the adapter in {folder} is not plain LoRA: {reason}",
             hint="Merge it with peft (merge_and_unload), and pass the merged folder with --model.",
         )
-    return Adapter(folder, factors, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    return Adapter(folder, factors, scale)
 
 
 def _write_model(target: Path, file: Path, lora: Adapter | None) -> None:

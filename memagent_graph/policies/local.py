@@ -264,12 +264,8 @@ class _Engine:
             # Load it first, because it refuses files of others that exceed its bounds.
             self.tokenizer = load_tokenizer(Path(model))
             self._hf_tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-            auto_model: Any = transformers.AutoModelForCausalLM
-            model_on_cpu, report = auto_model.from_pretrained(
-                model,
-                dtype=getattr(torch, dtype),
-                output_loading_info=True,
-                trust_remote_code=False,
+            model_on_cpu, report = transformers.AutoModelForCausalLM.from_pretrained(
+                model, dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=False
             )
             if missing_weights := sorted(report["missing_keys"]):
                 raise ValueError(f"its weights lack {make_one_line(', '.join(missing_weights), 200)}")

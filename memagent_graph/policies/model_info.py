@@ -40,7 +40,7 @@ class ModelShape:
             attention = width * head_width * (2 * heads + 2 * kv_heads)
             mlp = 3 * width * int(config["intermediate_size"])
             output_weights = width * int(config["vocab_size"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, ArithmeticError, KeyError, TypeError):
             return None
         return cls(parameters=layers * (attention + mlp) + output_weights, layers=layers, width=heads * head_width)
 

@@ -30,14 +30,10 @@ def find_enclosing_exit_stacks(config: RunnableConfig | None) -> Iterator[ExitSt
 
     The stream of a graph waits for the threads of its nodes only after it has called what was added to its stack last.
     """
-    seen_loop_ids: set[int] = set()
     while (call_task := get_config_entry(config, CALL)) is not None:
         loop = call_task.keywords["schedule_task"].__self__
-        if id(loop) in seen_loop_ids:
-            return
-        seen_loop_ids.add(id(loop))
         yield loop.stack
-        config = loop.config
+        config = loop.config  # of the caller, whose loop is older
 
 
 def find_writable_keys(

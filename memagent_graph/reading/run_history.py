@@ -79,13 +79,12 @@ def make_result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: 
 
 def _make_usage(state: Mapping[str, Any], trace: Trace, context: ReaderContext) -> Usage:
     totals: Any = state.get("usage") or {}
-    full_context_flops = None
-    if context.shape is not None:
-        budget = context.budget
-        tokens = _estimate_document_tokens(state, trace, totals.get("document_tokens", 0)) + budget.question_tokens
-        full_context_flops = context.shape.forward_flops(tokens, budget.answer_tokens)
-    flops = totals.get("flops", 0.0) if context.shape is not None else None
-    return Usage(**{**totals, "flops": flops, "full_context_flops": full_context_flops})
+    if context.shape is None:
+        return Usage(**{**totals, "flops": None})
+    budget = context.budget
+    tokens = _estimate_document_tokens(state, trace, totals.get("document_tokens", 0)) + budget.question_tokens
+    full_context_flops = context.shape.forward_flops(tokens, budget.answer_tokens)
+    return Usage(**{"flops": 0.0, **totals, "full_context_flops": full_context_flops})
 
 
 def _estimate_document_tokens(state: Mapping[str, Any], trace: Trace, counted_tokens: int) -> int:

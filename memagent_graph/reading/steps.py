@@ -143,8 +143,7 @@ class StepContext(StepExecution):
             role: a role of the strategy.
             previous: the memory that is kept if no reply is accepted.
             reads: the chunks whose text is in the fields.
-            parents: the ids of the calls whose output is in the fields. The default is the branch's newest call, or
-                none for a decision that reads nothing.
+            parents: the ids of the calls whose output is in the fields. The default is the branch's newest call.
             slot: a unique index among the branch's calls of the role. The default is the index of the first chunk in
                 `reads`, or 0.
             question: the text of {prompt}, by default the run's question.

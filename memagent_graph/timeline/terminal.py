@@ -102,10 +102,8 @@ def _render_answer(timeline: Timeline) -> RenderableType:
 
 
 def _render_pieces(pieces: Sequence[tuple[str, bool]]) -> Text:
-    text = Text()
-    for piece, is_repeated in pieces:
-        text.append(make_printable(piece), "bold green" if is_repeated else "")
-    return text
+    styles = {True: "bold green", False: ""}
+    return Text.assemble(*((make_printable(piece), styles[is_repeated]) for piece, is_repeated in pieces))
 
 
 def _render_steps(timeline: Timeline) -> list[RenderableType]:
@@ -123,30 +121,20 @@ def _render_steps(timeline: Timeline) -> list[RenderableType]:
 
 def _render_step_title(step: Step) -> Text:
     update = step.update
-    title = Text()
-    title.append(make_printable(step.name), "bold")
+    change = [(f"  {step.state}", "dim")]
     if step.changed:
-        title.append(f"  +{step.inserted_words}", "green")
-        title.append(f" -{step.deleted_words}", "red")
-        title.append(" words", "dim")
-    else:
-        title.append(f"  {step.state}", "dim")
+        change = [(f"  +{step.inserted_words}", "green"), (f" -{step.deleted_words}", "red"), (" words", "dim")]
     section = "" if step.section is None else f", {make_printable(step.section)}"
-    title.append(
-        f"  {update.prompt_tokens:,} in, {update.completion_tokens:,} out, {update.seconds:.1f} s{section}", "dim"
-    )
-    return title
+    cost = f"  {update.prompt_tokens:,} in, {update.completion_tokens:,} out, {update.seconds:.1f} s{section}"
+    return Text.assemble((make_printable(step.name), "bold"), *change, (cost, "dim"))
 
 
 def _render_events(events: Iterable[ReadEvent]) -> list[Text]:
     lines = []
     for event in events:
-        line = Text(f"! {event.kind.value}", style="yellow")
-        if event.rule is not None:
-            line.append(f", {event.rule.value}")
-        if event.detail:
-            line.append(f": {make_printable(event.detail)}")
-        lines.append(line)
+        rule = "" if event.rule is None else f", {event.rule.value}"
+        detail = f": {make_printable(event.detail)}" if event.detail else ""
+        lines.append(Text(f"! {event.kind.value}{rule}{detail}", style="yellow"))
     return lines
 
 
@@ -178,10 +166,8 @@ def _render_memory_lines(timeline: Timeline) -> list[RenderableType]:
 
 
 def _render_quote(timeline: Timeline, quote: Evidence) -> Text:
-    text = Text("“", style="cyan")
-    text.append(" ".join(make_printable(quote.quote).split()))
-    text.append("”")
     name = "" if quote.update < 0 else f"{make_printable(timeline.find_step(quote.update).name)}, "
+    text = Text(f"“{' '.join(make_printable(quote.quote).split())}”", style="cyan")
     text.append(f"  {name}characters {quote.start_char:,}-{quote.end_char:,}", "dim")
     if quote.place is not None:
         text.append(", ", "dim")

@@ -320,10 +320,10 @@ def _require_bounds(specification: dict[str, Any]) -> None:
     contents += [model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     # A regular expression may match before each character, which doubles the text.
     expression_count = sum("Regex" in (rule.get("pattern") or ()) for rule in rules if rule.get("content"))
-    if math.prod(max(1, len(content)) for content in contents) << expression_count > _MAX_GROWTH:
-        raise ValueError(f"it makes texts more than {_MAX_GROWTH} times as long")
     if len(rules) > _MAX_RULES or len(specification.get("added_tokens") or ()) > _MAX_ADDED_TOKENS:
         raise ValueError(f"it has more than {_MAX_RULES} rules or {_MAX_ADDED_TOKENS:,} added tokens")
+    if math.prod(max(1, len(content)) for content in contents) << expression_count > _MAX_GROWTH:
+        raise ValueError(f"it makes texts more than {_MAX_GROWTH} times as long")
     if (model.get("max_input_chars_per_word") or 0) > _MAX_WORD_CHARACTERS:
         raise ValueError(f"it looks for pieces in words of more than {_MAX_WORD_CHARACTERS:,} characters")
 

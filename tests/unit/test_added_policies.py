@@ -170,10 +170,9 @@ def test_the_tokenizer_splits_digits_and_composes_accents(gguf_path, base) -> No
 
 
 def test_the_extra_language_installs_every_required_module() -> None:
-    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert set(REQUIRED_MODULES) == {re.match(r"\w+", requirement)[0] for requirement in extras["language"]}
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    requirements = project["optional-dependencies"]["language"]
+    assert set(REQUIRED_MODULES) == {re.match(r"\w+", requirement)[0] for requirement in requirements}
 
 
 def test_the_gguf_file_holds_the_merged_weights(gguf_path, base, adapter) -> None:
@@ -223,15 +222,10 @@ def test_a_base_is_first_requested_from_the_hub(base, gguf_path, monkeypatch) ->
     assert requests == [(("someone/tiny", "tiny.gguf"), {"revision": "abc123"})]
 
 
-def truncate(path: Path, target: Path) -> Path:
-    target.write_bytes(path.read_bytes()[:-200])
-    return target
-
-
 @pytest.mark.parametrize(
     ("make_arguments", "message"),
     [
-        (lambda gguf, base, folder: (truncate(gguf, folder / "cut"), base), r"is not tiny\.gguf: its SHA-256 is"),
+        (lambda gguf, base, folder: (Path(__file__), base), r"is not tiny\.gguf: its SHA-256 is"),
         (lambda gguf, base, folder: (folder / "absent.gguf", base), r"cannot be read: .*No such file"),
         (lambda gguf, base, folder: (folder, base), r"cannot be read: .*Is a directory"),
         (lambda gguf, base, folder: (None, replace(base, parts={"tiny_1==1": "other/x"})), r"read: .*other/x"),
@@ -258,8 +252,9 @@ def test_an_adapter_of_another_base_or_kind_is_refused(gguf_path, base, tmp_path
     dora_adapter = write_adapter(tmp_path / "dora", [base.sha256], use_dora=True)
     with pytest.raises(PolicyError, match="not plain LoRA: use_dora"):
         add_policy("english", file=gguf_path, base=base, adapter=dora_adapter)
-    with pytest.raises(PolicyError, match="cannot be read"):
-        add_policy("english", file=gguf_path, base=base, adapter=tmp_path / "absent")
+    for adapter in (tmp_path / "absent", write_adapter(tmp_path / "without-rank", [base.sha256], r=0)):
+        with pytest.raises(PolicyError, match="cannot be read"):
+            add_policy("english", file=gguf_path, base=base, adapter=adapter)
 
 
 def test_a_killed_call_adds_no_policy_and_the_next_call_removes_its_temporary_folder(gguf_path, base) -> None:
@@ -289,6 +284,7 @@ def test_a_named_policy_has_priority_over_a_server_which_has_priority_over_an_ad
     with pytest.raises(PolicyError, match=r"no policy is named.*server with base_url.*`memagent policy add english`"):
         ReadSettings().resolve()
     write_added_policy("english")
+    assert find_added_policy_folder(Path("english")) is None  # it is a folder, not a name
     settings = ReadSettings().resolve()
     assert (settings.model, settings.chosen_by, settings.policy_name) == ("english", "added", "local")
     assert ReadSettings.from_log(settings.for_log(), "r") == settings.replace(chosen_by=None)

@@ -89,6 +89,7 @@ def test_the_callers_error_and_hint_are_used(folder) -> None:
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("def judge(:", "SyntaxError"),
         ("import not_installed_here", "ModuleNotFoundError: No module named 'not_installed_here'"),
+        ("def __getattr__(name): import not_installed_here", "ModuleNotFoundError: No module named"),
     ],
 )
 @pytest.mark.parametrize("source", ["own_broken.py", "own_broken"])

@@ -43,11 +43,12 @@ async def policy() -> AsyncIterator[OpenAICompatiblePolicy]:
 
 async def test_a_profile_folder_gives_budget_prompts_boundary_rule_and_tokenizer(policy, tmp_path: Path) -> None:
     folder = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "profile", ignore=shutil.ignore_patterns(*UNNEEDED_FILES))
+    (folder / "config.json").write_text('{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 0}')
     for profile in (folder, str(folder), "embedded"):
         with MemAgent(policy, profile=profile, store=tmp_path, run_log=False) as reader:
             context = await reader.aprepare()
-        expected_profile = load_profile(folder)
-        assert expected_profile == find_model_info("a name", str(folder), None).profile
+        expected_profile, info = load_profile(folder), find_model_info("a name", str(folder), None)
+        assert (info.profile, info.shape) == (expected_profile, None)
         assert context.budget == expected_profile.budget
         assert context.prompts.fingerprint == expected_profile.prompts.fingerprint
         assert context.boundary == expected_profile.boundary == "sentence"

@@ -67,6 +67,8 @@ def test_a_batch_keeps_the_order_and_limits_concurrency(make_reader) -> None:
     results = reader.batch([(TEXT, question) for question in questions], max_concurrency=3)
     assert [result.answer for result in results] == ["4711", "12"] * 4
     assert policy.max_in_flight == 3
+    with pytest.raises(MemAgentError, match="max_concurrency must be at least 1, got 0"):
+        reader.batch([(TEXT, QUESTION)], max_concurrency=0)
 
 
 def test_a_failure_in_a_batch_does_not_stop_the_other_reads(make_reader) -> None:

@@ -74,11 +74,8 @@ def test_an_edit_on_a_branch_replaces_only_the_memory_of_this_branch(writes: Wri
     ]
     edit = LoggedEvent(9.0, EventKind.MEMORY_EDITED, "a person replaced the memory", 1, text="by hand", call_id="s1")
     trace = build_trace(conversations, [edit])
-    assert [(update.branch, update.memory) for update in trace.updates] == [
-        ("left", "a"),
-        ("right", "b"),
-        ("right", "by hand"),
-    ]
+    memories = [(update.branch, update.memory) for update in trace.updates]
+    assert memories == [("left", "a"), ("right", "b"), ("right", "by hand")]
     assert [event.kind for event in trace.updates[2].events] == [EventKind.MEMORY_EDITED]
     assert trace.final_memory == "by hand"
 
