@@ -76,6 +76,13 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
         answer_template=settings.answer_template,
         empty_memory=settings.empty_memory,
     )
+    budget = _choose_budget(settings, info.context_window, profile, tokenizer, prompts)
+    defaults = profile or SamplingParams()
+    # For logged runs, token ids and log-probs are requested if the policy can return them.
+    logprobs = parts.run_log is not None and info.gives_token_ids
+    sampling = SamplingParams(temperature=defaults.temperature, top_p=defaults.top_p, logprobs=logprobs)
+    rules: dict[str, Any] = {"invented": profile.on_invented if profile else None, **settings.group("rules")}
+    rules |= {name: UpdateRule(rule) for name, rule in rules.items() if isinstance(rule, str)}
     return ReaderContext(
         policy=parts.policy,
         tokenizer=tokenizer,
@@ -86,10 +93,10 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
             control_tokens=prompts.control_tokens | tokenizer.special_tokens | info.control_tokens,
             guards_families=prompts.guards_families or not info.knows_control_tokens,
         ),
-        budget=_choose_budget(settings, info.context_window, profile, tokenizer, prompts),
+        budget=budget,
         may_shrink=profile is None and settings.chunk_tokens is None,
-        sampling=_choose_sampling(parts, info, profile),
-        rules=_choose_rules(settings, profile),
+        sampling=replace(sampling, **settings.group("sampling")),
+        rules=UpdateRules(**rules),
         limits=settings.limits or Limits(),
         concurrency=settings.branches,
         window=info.context_window,
@@ -101,20 +108,6 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
         run_log=parts.run_log,
         log_settings=settings.for_log(),
     )
-
-
-def _choose_sampling(parts: Parts, info: ModelInfo, profile: Profile | None) -> SamplingParams:
-    """Return the sampling. For logged runs it requests token ids and log-probs if the policy can return them."""
-    defaults = profile or SamplingParams()
-    logprobs = parts.run_log is not None and info.gives_token_ids
-    sampling = SamplingParams(temperature=defaults.temperature, top_p=defaults.top_p, logprobs=logprobs)
-    return replace(sampling, **parts.settings.group("sampling"))
-
-
-def _choose_rules(settings: ReadSettings, profile: Profile | None) -> UpdateRules:
-    rules: dict[str, Any] = {"invented": profile.on_invented if profile else None, **settings.group("rules")}
-    rules |= {name: UpdateRule(rule) for name, rule in rules.items() if isinstance(rule, str)}
-    return UpdateRules(**rules)
 
 
 def _choose_budget(

@@ -44,6 +44,9 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
     """
     style, script = read_resource("page.css"), read_resource("page.js")
     question = timeline.view.question
+    data = json.dumps(
+        _make_payload(timeline, document_link), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    )
     return Template(read_resource("page.html")).substitute(
         policy=make_content_policy(style, script),
         title=format_page_title(question),
@@ -52,7 +55,7 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
         memory=escape_html(timeline.view.trace.final_memory),
         style=style,
         script=script,
-        data=_dump_json(_make_payload(timeline, document_link)),
+        data=_ESCAPED_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", data),
     )
 
 
@@ -95,11 +98,6 @@ def _find_obstacle(path: Path, *, force: bool) -> str | None:
     with path.open("rb") as file:
         is_page = _GENERATOR_TAG in file.read(_GENERATOR_TAG_BYTES)
     return None if is_page else "exists, and this command did not write it"
-
-
-def _dump_json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return _ESCAPED_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _make_payload(timeline: Timeline, document_link: str | None) -> dict[str, Any]:
@@ -226,16 +224,10 @@ def read_resource(name: str, package: str | None = None) -> str:
 
 def make_content_policy(style: str, script: str | None = None) -> str:
     """Return a content security policy that allows only this style sheet and this script."""
-    scripts = [] if script is None else [f"script-src '{_make_hash_source(script)}'"]
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"style-src '{_make_hash_source(style)}'",
-            *scripts,
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
+    scripts = "" if script is None else f"script-src '{_make_hash_source(script)}'; "
+    return (
+        f"default-src 'none'; style-src '{_make_hash_source(style)}'; {scripts}"
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
