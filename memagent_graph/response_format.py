@@ -265,7 +265,12 @@ class ResponseFormat:
         try:
             errors = islice(_make_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)
             problems = _list_problems((error.absolute_path, error.message) for error in errors)
-        except (_TooManyStepsError, RecursionError):
+        except OverflowError as error:
+            return f"a number is too large to compare it with the schema: {error}"
+        except BaseException as error:
+            # At the deepest recursion, the Rust code that resolves references panics (a BaseException).
+            if not isinstance(error, _TooManyStepsError | RecursionError) and type(error).__name__ != "PanicException":
+                raise
             return "it takes too many steps to compare it with the schema"
         return problems or StructuredAnswer(text, data)
 
