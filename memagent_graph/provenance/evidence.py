@@ -415,7 +415,7 @@ def _match_next_lines(
             continue
         parent_indices = [
             index
-            for index, count in shared_word_counts.items()
+            for index, count in sorted(shared_word_counts.items())
             if count >= _MIN_LIKENESS * len(old_lines[index].sources)
         ]
         lost.difference_update(parent_indices, (best_index,))

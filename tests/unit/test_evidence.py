@@ -140,17 +140,19 @@ def test_lines_have_an_origin_and_lines_that_no_later_memory_has_are_lost(memori
 
 def test_quotes_come_from_the_chunks_that_added_the_words() -> None:
     chunks = ["Here Ilse Thornbury built the lighthouse. ", "Nothing of note. ", "It was lit in 1743 for the king. "]
-    memories = [
-        "Ilse Thornbury built the lighthouse",
-        "Ilse Thornbury built the lighthouse",
-        "Ilse Thornbury built the lighthouse, lit in 1743",
-    ]
-    result = find_origins(memories, chunks)
-    assert [(quote.chunk_index, quote.quote) for quote in result.evidence] == [
-        (0, "Ilse Thornbury built the lighthouse"),
-        (2, "lit in 1743"),
-    ]
+    line = "Ilse Thornbury built the lighthouse"
+    result = find_origins([line, line, f"{line}, lit in 1743"], chunks)
+    assert [(quote.chunk_index, quote.quote) for quote in result.evidence] == [(0, line), (2, "lit in 1743")]
     assert {quote.coverage for quote in result.evidence} == {1.0}
+
+
+def test_a_word_of_several_merged_lines_comes_from_the_newest_of_them() -> None:
+    first, second, third, merged = (
+        "\n".join(" ".join(f"{letter}x{number}" for letter in letters) for number in range(30))
+        for letters in ("abc", "abd", "efgh", "abdefgh")
+    )
+    memories = [first, f"{first}\n{second}", f"{first}\n{second}\n{third}", merged]
+    assert {quote.chunk_index for quote in find_origins(memories, [first, "", third, ""]).evidence} == {2}
 
 
 def test_without_the_document_there_are_origins_but_no_quotes() -> None:
@@ -167,12 +169,10 @@ def test_lines_that_a_person_wrote_are_marked_as_edited_unless_the_chunk_has_the
 
 
 def test_each_sentence_of_a_paragraph_is_a_line() -> None:
-    paragraph = (
-        "The lighthouse at Cape Verity was built by Dr. Ilse Thornbury. It was lit in 1743. 灯塔很高。安娜建造。"
-    )
-    assert split_memory(f"# Notes\n\n---\n{paragraph}") == [
+    sentence = "The lighthouse at Cape Verity was built by Dr. Ilse Thornbury."
+    assert split_memory(f"# Notes\n\n---\n{sentence} It was lit in 1743. 灯塔很高。安娜建造。") == [
         "# Notes",
-        "The lighthouse at Cape Verity was built by Dr. Ilse Thornbury.",
+        sentence,
         "It was lit in 1743. 灯塔很高。",
         "安娜建造。",
     ]
