@@ -232,7 +232,7 @@ class OpenAICompatiblePolicy:
     async def describe(self) -> ModelInfo:
         """Return information from the server's list of models: the window; with an origin, tokenizer and size."""
         entry = await self.find_served_model()
-        name, root = str(entry.get("id", "")), str(entry.get("root") or "")
+        name, root = entry["id"], str(entry.get("root") or "")
         window = entry.get("max_model_len")
         info = await asyncio.to_thread(find_model_info, name, root, window if isinstance(window, int) else None)
         if not info.knows_control_tokens and _is_vllm(entry):
@@ -268,7 +268,7 @@ class OpenAICompatiblePolicy:
             if not _is_vllm(entry):
                 log.warning("%s gives no token ids with its replies, so its runs cannot be trained on", self.base_url)
             self._model_entry = entry
-            self._model = self._model or str(entry["id"])
+            self._model = self._model or entry["id"]
         return self._model_entry
 
     def _make_url(self, path: str) -> str:
@@ -357,7 +357,7 @@ def _choose_model(models: Sequence[Mapping[str, Any]], name: str | None, server:
             # An adapter has the window and tokenizer of its base, but its entry lacks them.
             base = next((base for base in base_models if base["id"] == model.get("parent")), {})
             return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
-    names = [str(model["id"]) for model in models]
+    names = [model["id"] for model in models]
     listed_names = server.redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
     if name is None:
         raise PolicyRequestError(

@@ -169,6 +169,6 @@ def parse_model_entries(content: bytes) -> list[dict[str, Any]]:
         body = msgspec.json.decode(content)
         entries = body if isinstance(body, list) else body.get("data") or body.get("models")
         entries = [{"id": entry} if isinstance(entry, str) else entry for entry in entries]
-        return [{**entry, "id": entry.get("id") or entry.get("name") or entry["model"]} for entry in entries]
+        return [{**entry, "id": str(entry.get("id") or entry.get("name") or entry["model"])} for entry in entries]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise MalformedReplyError(f"not a list of models: {error}", content) from error

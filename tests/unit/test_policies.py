@@ -67,8 +67,8 @@ async def test_the_only_served_model_is_the_default_and_adapters_have_its_window
             assert (await ask(policy)).model == policy.name == expected_model
             assert (await policy.describe()).context_window == 4096
             await policy.aclose()
-        server.models = {"data": [{"id": "one"}, {"id": "two"}]}
-        with pytest.raises(PolicyRequestError, match=r"serves one, two\. Choose one with model"):
+        server.models = {"data": [{"id": "one"}, {"id": [2]}]}
+        with pytest.raises(PolicyRequestError, match=r"serves one, \[2\]\. Choose one with model"):
             await server.ask(model=None)
 
 
