@@ -148,11 +148,9 @@ class ResponseFormat:
         hint = "Pass a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
             schema = parse_json(read_text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, allow_pipes=True))
-        except OSError as error:
-            message = f"the schema {name} cannot be read: {error.strerror or error}"
-            raise ResponseFormatError(message, hint=hint) from error
-        except ValueError as error:
-            raise ResponseFormatError(f"the schema {name} is not JSON: {error}", hint=hint) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ResponseFormatError(f"the schema {name} cannot be read as JSON: {reason}", hint=hint) from error
         return cls.of(schema)
 
     @cached_property

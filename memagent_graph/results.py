@@ -134,7 +134,7 @@ class ReadResult:
         """Return the result as a `RunView`, the input of timelines; see `memagent_graph.timeline`."""
         from memagent_graph.timeline.view import RunView, load_texts  # noqa: PLC0415  rarely needed
 
-        store = DocumentStore(self.store_root) if self.store_root else None
+        texts = load_texts(DocumentStore(self.store_root), self.document) if self.store_root else {}
         return RunView(
             run_id=self.run_id,
             question=self.question,
@@ -145,7 +145,7 @@ class ReadResult:
             answer=self.answer,
             raw_answer=self.raw_answer,
             stop_reason=self.stop_reason.value,
-            **load_texts(store, self.document),
+            **texts,
         )
 
     def _repr_html_(self) -> str:

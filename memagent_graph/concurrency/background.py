@@ -148,8 +148,7 @@ def make_synchronous(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         return run_sync(method(*args, **kwargs))
 
-    _name_wrapper(wrapper, method)
-    return wrapper
+    return _name_wrapper(wrapper, method)
 
 
 def make_synchronous_stream(method: Callable[P, AsyncGenerator[T, None]]) -> Callable[P, Iterator[T]]:
@@ -171,15 +170,15 @@ def make_synchronous_stream(method: Callable[P, AsyncGenerator[T, None]]) -> Cal
                 yield item
             future.result()  # raises its error
 
-    _name_wrapper(wrapper, method)
-    return wrapper
+    return _name_wrapper(wrapper, method)
 
 
-def _name_wrapper(wrapper: Callable[..., Any], method: Callable[..., Any]) -> None:
+def _name_wrapper(wrapper: Callable[P, T], method: Callable[..., Any]) -> Callable[P, T]:
     update_wrapper(wrapper, method)
     wrapper.__name__ = method.__name__.removeprefix("a")
     wrapper.__qualname__ = method.__qualname__.replace(method.__name__, wrapper.__name__)
     wrapper.__doc__ = f"`{method.__name__}` for synchronous code."
+    return wrapper
 
 
 class PerLoop(Generic[T]):

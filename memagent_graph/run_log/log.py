@@ -259,11 +259,10 @@ class RunLog:
 
     def delete(self, run_ids: Iterable[str]) -> int:
         """Delete runs with all of their data, free the disk space, and return the number of runs."""
-        ids = list(run_ids)
+        parameters = [(run_id,) for run_id in run_ids]
 
         def delete_rows(connection: sqlite3.Connection) -> int:
-            deletions = (connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,)) for run_id in ids)
-            return sum(deletion.rowcount for deletion in deletions)
+            return connection.executemany("DELETE FROM runs WHERE run_id = ?", parameters).rowcount
 
         run_count: int = self.wait(self._writer.submit(delete_rows))
         # On a full disk the space may not be freed; new runs will use it.

@@ -135,10 +135,8 @@ def load_run_view(log: RunLog, run_id: str, store: DocumentStore) -> RunView:
     )
 
 
-def load_texts(store: DocumentStore | None, document: DocumentRef) -> dict[str, Any]:
+def load_texts(store: DocumentStore, document: DocumentRef) -> dict[str, Any]:
     """Return the fields of a `RunView` that come from the store, if the document is still stored."""
-    if store is None:
-        return {}
     return {
         "places": Places(
             _return_default_if_lost(lambda: store.sections(document), []),

@@ -233,8 +233,8 @@ def test_a_format_is_loaded_from_a_schema_file_or_a_model(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("missing.json", "cannot be read"),
-        ("models.py", "is not JSON: "),
+        ("missing.json", "cannot be read as JSON: No such file"),
+        ("models.py", "cannot be read as JSON: Expecting value: line 1"),
         ("models.py:other", "is not a Pydantic model"),
         ("models.py:Missing", "has no 'Missing'"),
         ("missing.py:Key", "there is no file"),
