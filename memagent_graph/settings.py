@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from dataclasses import replace as dataclass_replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias, get_type_hints
 
@@ -287,8 +288,16 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     """Why this policy was chosen, if none was named. `resolve` sets it."""
 
     def __post_init__(self) -> None:
+        types = _get_value_types()
         for option in fields(self):
-            value, low, high = getattr(self, option.name), option.metadata["min"], option.metadata["max"]
+            value = getattr(self, option.name)
+            try:
+                value = _convert(value, types[option.name])
+            except ValueError as error:
+                got = f", got {value!r}" if option.repr else ""
+                raise MemAgentError(f"{option.name}: {error}{got}", hint=f"Correct {option.name}.") from None
+            object.__setattr__(self, option.name, value)
+            low, high = option.metadata["min"], option.metadata["max"]
             is_within = value is None or ((low is None or low <= value) and (high is None or value <= high))
             if not is_within:  # NaN is not, either
                 bounds = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
@@ -364,7 +373,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 run_id=run_id,
             )
         logged_fields = {field.name: field for field in fields(cls) if field.metadata["logged"]}
-        types, settings = get_type_hints(cls), cls()
+        types, settings = _get_value_types(), cls()
         for name in values.keys() & logged_fields.keys():
             field_type = logged_fields[name].metadata["text_type"] if types[name] is Any else types[name]
             try:
@@ -456,6 +465,11 @@ _HINT_BY_NAME: Final[Mapping[str, str]] = {
 """Hints for names that are not settings, because they are passed in another way."""
 
 
+@cache
+def _get_value_types() -> Mapping[str, Any]:
+    return get_type_hints(ReadSettings)
+
+
 def list_text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
     """Return the fields that can be given as text, by name, with the types of their values."""
     types = get_type_hints(cls)
@@ -479,6 +493,18 @@ def iter_differences(
             yield from iter_differences(old, new, f"{prefix}{name}.")
         elif old != new:
             yield prefix + name, old, new
+
+
+def _convert(value: Any, value_type: Any) -> Any:
+    """Return a value of a field as its type: numbers of numpy, paths and texts of numbers are accepted, too.
+
+    Raises:
+        ValueError: it is of another type. The message says what is allowed.
+    """
+    try:
+        return msgspec.convert(value, value_type)
+    except msgspec.ValidationError:
+        return parse_text(os.fspath(value) if isinstance(value, Path) else value, value_type)
 
 
 def parse_text(text: str, text_type: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 from memagent_graph.budget import Budget
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import TokenizerError
-from memagent_graph.events import UpdateRule
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import Profile
 from memagent_graph.policy import Policy, SamplingParams
@@ -82,7 +81,6 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
     logprobs = parts.run_log is not None and info.gives_token_ids
     sampling = SamplingParams(temperature=defaults.temperature, top_p=defaults.top_p, logprobs=logprobs)
     rules: dict[str, Any] = {"invented": profile.on_invented if profile else None, **settings.group("rules")}
-    rules |= {name: UpdateRule(rule) for name, rule in rules.items() if isinstance(rule, str)}
     return ReaderContext(
         policy=parts.policy,
         tokenizer=tokenizer,

@@ -63,7 +63,7 @@ def test_settings_have_a_variable_for_every_field() -> None:
         "MEMAGENT_BOUNDARY": "sentence",
         "MEMAGENT_SEED": "",
     }
-    values = {"model": "qwen", "chunk_tokens": 5000, "temperature": 0.7, "logprobs": False, "boundary": "sentence"}
+    values = {"model": "qwen", "chunk_tokens": "5000", "temperature": 0.7, "logprobs": False, "boundary": "sentence"}
     assert ReadSettings.from_environment(variables) == ReadSettings(**values, replace_undecodable=True)
 
 

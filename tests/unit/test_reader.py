@@ -190,8 +190,10 @@ def test_a_run_is_not_resumed_with_another_document_or_with_other_settings(make_
 def test_a_budget_over_the_context_window_is_refused_with_a_size_that_fits(make_reader) -> None:
     with pytest.raises(BudgetError, match=r"Use chunk_tokens \d+"):
         make_reader(budget=Budget(context_window=1000, chunk_tokens=1000, memory_tokens=50, question_tokens=50))
-    with pytest.raises(BudgetError, match="chunk_tokens must be at least 1, got 0"):
-        Budget(chunk_tokens=0)
+    with pytest.raises(BudgetError, match="chunk_tokens must be at least 1, got '0'"):
+        Budget(chunk_tokens="0")
+    with pytest.raises(MemAgentError, match=r"boundary: Input should be 'token'.*, got 'line'"):
+        make_reader(boundary="line")
 
 
 def test_without_a_tokenizer_the_error_names_the_argument(tmp_path) -> None:
