@@ -144,10 +144,11 @@ class PolicySettings:
         secret=True,
         logged=False,
     )
-    ca_file: str | None = setting(
+    ca_file: NameOrObject = setting(
         None,
         "File with the CA certificates (PEM) to check the server's certificate with.",
         default_text="$SSL_CERT_FILE, or the system's",
+        text_type=_OPTIONAL_TEXT,
         logged=False,
     )
     proxy: str | None = setting(
@@ -504,7 +505,8 @@ def _convert(value: Any, value_type: Any) -> Any:
     try:
         return msgspec.convert(value, value_type)
     except msgspec.ValidationError:
-        return parse_text(os.fspath(value) if isinstance(value, Path) else value, value_type)
+        # A relative path stays recognisable: "./english" is a folder, and "english" a policy.
+        return parse_text(os.path.join(os.curdir, value) if isinstance(value, Path) else value, value_type)
 
 
 def parse_text(text: str, text_type: Any) -> Any:
