@@ -505,8 +505,8 @@ def _convert(value: Any, value_type: Any) -> Any:
     try:
         return msgspec.convert(value, value_type)
     except msgspec.ValidationError:
-        # A relative path stays recognisable: "./english" is a folder, and "english" a policy.
-        return parse_text(os.path.join(os.curdir, value) if isinstance(value, Path) else value, value_type)
+        # A folder "english" is not the policy of that name.
+        return parse_text(str(value.absolute()) if isinstance(value, Path) else value, value_type)
 
 
 def parse_text(text: str, text_type: Any) -> Any:
