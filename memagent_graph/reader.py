@@ -92,7 +92,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             be names or objects. The groups `budget`, `sampling` and `rules` set several fields.
 
     Raises:
-        MemAgentError: a setting is unknown or out of bounds, or belongs to a policy that was passed as an object.
+        MemAgentError: a setting is unknown, out of bounds or of another type, or belongs to a policy that was passed as
+            an object.
         BudgetError: the budget does not fit the window (at the first read, if the policy reports the window).
         PolicyError: no policy is named and none was added, or the policy does not exist or cannot be loaded.
         ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.
@@ -278,7 +279,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         Results are in the order of the requests. `response_format` applies to all answers. All reads run to their end;
         then the first failure is raised, or with `return_exceptions`, failures are returned in place of results.
         """
-        if max_concurrency < 1:
+        requests = [*requests]
+        if requests and max_concurrency < 1:
             raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
         slots = asyncio.Semaphore(max_concurrency)
 
