@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -243,7 +243,7 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
     quoted_chunks: list[frozenset[int]] = []
     chunks: dict[int, TokenizedText] = {}
     chunks_by_line = WeakKeyDictionary[_Line, frozenset[int]]()
-    for _, lines, _, _ in _follow_lines(trace, trace.updates):
+    for _, (lines, _, _) in _follow_lines(trace, trace.updates):
         for line in lines:
             if line not in chunks_by_line:
                 quotes = _find_line_quotes(line, TokenizedText(line.text), trace, chunk_text, chunks)
@@ -350,7 +350,7 @@ class _Line:
     words: tuple[str, ...]
     first_update: int
     rewordings: _Rewordings
-    """The rewordings of the line that it rewords, which lines share, and the update that reworded that."""
+    """The updates that reworded it: the pair of the line before, which is shared and not copied, and the newest."""
     sources: dict[str, int]
     """Its content words, each with the update that added it."""
 
@@ -365,12 +365,16 @@ class _Line:
         return tuple(reversed(updates))
 
 
+_Matches: TypeAlias = tuple[list[_Line], list[_Line], list[_Line]]
+"""The lines of a memory, the earlier lines without a successor, and those that were reworded."""
+
+
 def _trace_lines(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     """Return the lines of the final memory, and the lost lines."""
     lines_by_source: dict[int, list[_Line]] = {source: [] for source in trace.final_sources}
     loss_updates: dict[_Line, int] = {}
     ancestors = WeakSet[_Line]()
-    for index, lines, removed, reworded in _follow_lines(trace, trace.final_path):
+    for index, (lines, removed, reworded) in _follow_lines(trace, trace.final_path):
         loss_updates |= dict.fromkeys(removed, index)
         ancestors.update(reworded)
         if index in lines_by_source:
@@ -379,18 +383,15 @@ def _trace_lines(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     # A line is not lost if another branch kept it, if it came back in the same words, or if it has no content.
     final_words = {line.words for line in final_lines}
     losses = [
-        (line, index)
+        LostLine(line.text, line.first_update, index)
         for line, index in loss_updates.items()
         if line not in ancestors and line.words not in final_words and not gives_no_answer(line.text)
     ]
-    losses.sort(key=itemgetter(1))
-    return final_lines, tuple(LostLine(line.text, line.first_update, index) for line, index in losses)
+    return final_lines, tuple(sorted(losses, key=attrgetter("gone")))
 
 
-def _follow_lines(
-    trace: Trace, updates: Sequence[MemoryUpdate]
-) -> Iterator[tuple[int, list[_Line], list[_Line], list[_Line]]]:
-    """Yield the index of each update, the lines of its memory, and the lost and the reworded lines of its sources.
+def _follow_lines(trace: Trace, updates: Sequence[MemoryUpdate]) -> Iterator[tuple[int, _Matches]]:
+    """Yield the index of each update, and the lines of its memory, matched with those of its sources.
 
     Lines are kept only until the last of the updates that start from their memory.
     """
@@ -398,23 +399,21 @@ def _follow_lines(
     lines_after_update: dict[int, list[_Line]] = {}
     for update in updates:
         index = trace.update_indices[update.call_id]
-        # Of the same lines, that of the memory that it continues is the unchanged one.
+        # The memory that it continues comes first: of lines with the same text, the first one is the unchanged one.
         sources = dict.fromkeys((*trace.continued_indices(update), *trace.source_indices(update)))
         lines = [line for source in sources for line in lines_after_update[source]]
-        lost, reworded = list[_Line](), list[_Line]()
+        matches: _Matches = (lines, [], [])
         if update.changed or len(sources) != 1:  # lines of other branches are lost even if the memory is unchanged
-            lines, lost, reworded = _match_next_lines(lines, split_memory(update.memory), index)
-        lines_after_update[index] = lines
+            matches = _match_next_lines(lines, split_memory(update.memory), index)
+        lines_after_update[index] = matches[0]
         for source in sources:
             if last_uses[source] == update.call_id:
                 del lines_after_update[source]
-        yield index, lines, lost, reworded
+        yield index, matches
 
 
-def _match_next_lines(
-    old_lines: Sequence[_Line], texts: Sequence[str], update_index: int
-) -> tuple[list[_Line], list[_Line], list[_Line]]:
-    """Return the lines of the next memory, the lines of `old_lines` without a successor, and the reworded lines.
+def _match_next_lines(old_lines: Sequence[_Line], texts: Sequence[str], update_index: int) -> _Matches:
+    """Match the lines of the next memory with the old ones.
 
     An unchanged line has no other successor. Otherwise similar facts in a list would inherit from each other.
     """
