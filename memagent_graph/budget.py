@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from numbers import Integral
 
 from memagent_graph.errors import BudgetError
 
@@ -24,6 +23,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, Integral) or value < 1:
-                raise BudgetError(f"{field.name} must be at least 1, got {value!r}", hint="Use 1 or more tokens.")
+            if getattr(self, field.name) < 1:
+                raise BudgetError(
+                    f"{field.name} must be at least 1, got {getattr(self, field.name)}", hint="Use 1 or more tokens."
+                )

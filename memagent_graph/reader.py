@@ -93,7 +93,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             be names or objects. The groups `budget`, `sampling` and `rules` set several fields.
 
     Raises:
-        MemAgentError: a setting is unknown or out of bounds, or belongs to a policy that was passed as an object.
+        MemAgentError: a setting is unknown, out of bounds or of another type, or belongs to a policy that was passed as
+            an object.
         BudgetError: the budget does not fit the window (at the first read, if the policy reports the window).
         PolicyError: no policy is named and none was added, or the policy does not exist or cannot be loaded.
         ProfileError, PromptError: `profile` has no `memagent.json`, or it cannot be parsed.
@@ -278,7 +279,9 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         Results are in the order of the requests. `response_format` applies to all answers. All reads run to their end;
         then the first failure is raised, or with `return_exceptions`, failures are returned in place of results.
         """
-        require_minimum(1, max_concurrency=max_concurrency)
+        requests = [*requests]
+        if requests:
+            require_minimum(1, max_concurrency=max_concurrency)
         slots = asyncio.Semaphore(max_concurrency)
 
         async def read_one(request: tuple[DocumentSource, str]) -> ReadResult:

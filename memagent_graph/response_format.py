@@ -19,6 +19,7 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
+from urllib.parse import unquote
 
 from pydantic import BaseModel, StringConstraints, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -34,16 +35,18 @@ MAX_SCHEMA_BYTES: Final = 32_768
 MAX_SCHEMA_DEPTH: Final = 32
 _MAX_STEPS: Final = 30_000
 """The maximum number of keywords that are applied to a reply. Nested alternatives could otherwise take hours."""
+_MAX_NESTED_STEPS: Final = 100
+"""The maximum number of keywords within each other. References could otherwise exceed the depth of Python's stack."""
 _MAX_PROBLEMS: Final = 8
 _MAX_PROBLEM_CHARACTERS: Final = 240
 _MAX_JSON_VALUES: Final = 64
 """The maximum number of JSON values to find in a reply that also has other text."""
 _MAX_ENUM_OPTIONS: Final = 12
 
-_MAPPING_KEYWORDS: Final = ("properties", "$defs", "definitions", "dependentSchemas")
+_MAPPING_KEYWORDS: Final = ("properties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _SUBSCHEMA_KEYWORDS: Final = (
     *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
-    *("prefixItems", "items", "contains", "unevaluatedItems"),
+    *("prefixItems", "items", "additionalItems", "contains", "unevaluatedItems"),
     *("additionalProperties", "propertyNames", "unevaluatedProperties"),
 )
 _UNSUPPORTED_KEYWORDS: Final = (
@@ -178,10 +181,11 @@ class ResponseFormat:
         If there is none, return the reason as a text.
         """
         reason_by_kind: dict[str, str] = {}
-        steps = iter(range(_MAX_STEPS))
+        steps = _Steps()
         for text in _find_candidates(reply):
             try:
                 data = from_json(text, allow_inf_nan=False)
+                json.dumps(data, allow_nan=False)  # a number such as 1e400 is read as infinite
             except ValueError as error:
                 reason_by_kind.setdefault("not JSON", f"the answer is not JSON: {error}")
                 continue
@@ -250,7 +254,7 @@ class ResponseFormat:
             schema = {**(target if isinstance(target, dict) else {}), **own_keywords}
         return {}
 
-    def _validate(self, text: str, data: Any, steps: Iterator[int]) -> StructuredAnswer | str:
+    def _validate(self, text: str, data: Any, steps: _Steps) -> StructuredAnswer | str:
         """Return the answer in a JSON text with the value `data`, or a description of its problems."""
         if self.model is not None:
             try:
@@ -263,13 +267,10 @@ class ResponseFormat:
         try:
             errors = islice(_make_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)
             problems = _list_problems((error.absolute_path, error.message) for error in errors)
-        except OverflowError as error:
-            return f"a number is too large to compare it with the schema: {error}"
-        except BaseException as error:
-            # At the deepest recursion, the Rust code that resolves references panics (a BaseException).
-            if not isinstance(error, _TooManyStepsError | RecursionError) and type(error).__name__ != "PanicException":
-                raise
+        except _TooManyStepsError:
             return "it takes too many steps to compare it with the schema"
+        except Exception as error:  # noqa: BLE001  such as a number that is too large to divide
+            return f"it cannot be compared with the schema: {_shorten(error)}"
         return problems or StructuredAnswer(text, data)
 
 
@@ -280,6 +281,13 @@ def _get_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 class _TooManyStepsError(Exception):
     """The validation of a reply exceeds the maximum number of steps."""
+
+
+class _Steps:
+    """The number of keywords that were applied to a reply, and how many of them are within each other now."""
+
+    count = 0
+    depth = 0
 
 
 def _make_server_name(name: Any) -> str:
@@ -352,22 +360,31 @@ def _require_supported(schema: dict[str, Any]) -> None:
     needed_for = "a JSON schema as response_format (a Pydantic model needs no extra)"
     jsonschema = load_extra("jsonschema", "schema", needed_for)
     try:
-        jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator).check_schema(schema)
-    except (jsonschema.SchemaError, AttributeError, TypeError, ValueError) as error:  # $schema may have any value
-        path, message = getattr(error, "absolute_path", ["$schema"]), getattr(error, "message", str(error))
+        dialect = {"$schema": str(schema.get("$schema", ""))}
+        validator = jsonschema.validators.validator_for(dialect, jsonschema.Draft202012Validator)
+        validator.check_schema(schema)
+    except Exception as error:  # URLs and patterns of any text raise errors of many kinds
+        path, message = getattr(error, "absolute_path", ()), getattr(error, "message", str(error))
         raise ResponseFormatError(
             f"this is not a JSON schema: {_describe_problem(path, message)}",
             hint="Correct it; https://json-schema.org has the keywords.",
         ) from error
-    for subschema in _iter_subschemas(schema):
-        if keyword := next((keyword for keyword in _UNSUPPORTED_KEYWORDS if keyword in subschema), None):
+    if validator is jsonschema.Draft3Validator:
+        raise ResponseFormatError("the schema is of draft 3, which is not supported", hint="Write it in a later draft.")
+    # Only these are checked: a reference may lead to nothing else, and all have the validator and base of the root.
+    subschemas = {id(subschema): subschema for subschema in _iter_subschemas(schema)}
+    root_keywords = {"$schema", "id"} if validator is jsonschema.Draft4Validator else {"$schema"}
+    for subschema in subschemas.values():
+        unsupported_keywords = {*_UNSUPPORTED_KEYWORDS, *(() if subschema is schema else root_keywords)}
+        if keyword := min(unsupported_keywords & subschema.keys(), default=None):
             raise ResponseFormatError(
                 f"the schema uses {keyword}, which is not supported",
                 hint="List the fields in properties, and refer to shared parts with $ref and $defs.",
             )
-        if "$ref" in subschema and not isinstance(_find_target(schema, str(subschema["$ref"])), dict | bool):
+        target = _find_target(schema, str(subschema.get("$ref", "#")))
+        if id(target) not in subschemas and not isinstance(target, bool):
             raise ResponseFormatError(
-                f"the schema refers to {_shorten(subschema['$ref'])}, which it does not have",
+                f"the schema refers to {_shorten(subschema['$ref'])}, which is not one of its schemas",
                 hint='Copy that part to $defs, and refer to it as "#/$defs/NAME".',
             )
         if "pattern" in subschema:
@@ -382,10 +399,10 @@ def _require_supported(schema: dict[str, Any]) -> None:
 
 def _find_target(schema: Any, reference: str) -> Any:
     """Return the target of a reference within a schema; None if it does not exist."""
-    root, *parts = reference.split("/")
+    root, *parts = unquote(reference).split("/")
     target = schema if root == "#" else None
     for part in parts:
-        key = part.replace("~1", "/").replace("~0", "~").replace("%24", "$").replace("%25", "%")
+        key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(target, dict) and key in target:
             target = target[key]
         elif isinstance(target, list) and key.isdecimal() and len(key) < 6 and int(key) < len(target):
@@ -401,9 +418,10 @@ def _compile_pattern(pattern: str) -> TypeAdapter[str]:
     return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
 
 
-def _make_validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
-    """Return a validator that raises `_TooManyStepsError` after the last step."""
+def _make_validator(schema: dict[str, Any], steps: _Steps) -> Any:
+    """Return a validator that raises `_TooManyStepsError` after the last step, and fetches nothing."""
     import jsonschema  # noqa: PLC0415  an extra, slow to import
+    import referencing  # noqa: PLC0415  of jsonschema
 
     base_validator: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
 
@@ -416,15 +434,21 @@ def _make_validator(schema: dict[str, Any], steps: Iterator[int]) -> Any:
 
     def count_steps(keyword: Any) -> Any:
         def apply(*arguments: Any) -> Iterator[Any]:
-            if next(steps, None) is None:
-                raise _TooManyStepsError
-            yield from keyword(*arguments) or ()
+            steps.count += 1
+            steps.depth += 1
+            try:
+                if steps.count > _MAX_STEPS or steps.depth > _MAX_NESTED_STEPS:
+                    raise _TooManyStepsError
+                yield from keyword(*arguments) or ()
+            finally:
+                steps.depth -= 1
 
         return apply
 
     keywords = {**base_validator.VALIDATORS, "pattern": match_pattern}
     counted_keywords = {name: count_steps(keyword) for name, keyword in keywords.items()}
-    return jsonschema.validators.extend(base_validator, counted_keywords)(schema)
+    validator_class = jsonschema.validators.extend(base_validator, counted_keywords)
+    return validator_class(schema, registry=referencing.Registry())
 
 
 def _find_candidates(reply: str) -> Iterator[str]:

@@ -144,10 +144,11 @@ class PolicySettings:
         secret=True,
         logged=False,
     )
-    ca_file: str | None = setting(
+    ca_file: NameOrObject = setting(
         None,
         "File with the CA certificates (PEM) to check the server's certificate with.",
         default_text="$SSL_CERT_FILE, or the system's",
+        text_type=_OPTIONAL_TEXT,
         logged=False,
     )
     proxy: str | None = setting(
@@ -275,7 +276,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     policy's profile, or the default.
 
     Raises:
-        MemAgentError: a value is out of bounds.
+        MemAgentError: a value is out of bounds or of another type.
     """
 
     prompts: Any = setting(None, text_type=type(None))
@@ -288,17 +289,23 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     """Why this policy was chosen, if none was named. `resolve` sets it."""
 
     def __post_init__(self) -> None:
-        types = _get_value_types()
+        cls: Any = type(self)
+        types = _get_value_types(cls)
         for option in fields(self):
             value = getattr(self, option.name)
+            if value is None or value is option.default:
+                object.__setattr__(self, option.name, option.default)
+                continue
             try:
                 value = _convert(value, types[option.name])
             except ValueError as error:
-                got = f", got {value!r}" if option.repr else ""
-                raise MemAgentError(f"{option.name}: {error}{got}", hint=f"Correct {option.name}.") from None
+                shown = (
+                    f"{value!r:.80}" if isinstance(value, str | float) else f"a value of type {type(value).__name__}"
+                )
+                raise MemAgentError(f"{option.name} is {shown}: {error}", hint=f"Correct {option.name}.") from None
             object.__setattr__(self, option.name, value)
             low, high = option.metadata["min"], option.metadata["max"]
-            is_within = value is None or ((low is None or low <= value) and (high is None or value <= high))
+            is_within = (low is None or low <= value) and (high is None or value <= high)
             if not is_within:  # NaN is not, either
                 bounds = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
                 raise MemAgentError(
@@ -309,7 +316,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         """Return these settings with changed fields or groups of fields.
 
         Raises:
-            MemAgentError: there is no such field, or a value is out of bounds.
+            MemAgentError: there is no such field, or a value is out of bounds or of another type.
         """
         values: dict[str, Any] = {}
         for group, names in _GROUPS.items():
@@ -373,7 +380,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                 run_id=run_id,
             )
         logged_fields = {field.name: field for field in fields(cls) if field.metadata["logged"]}
-        types, settings = _get_value_types(), cls()
+        types, settings = get_type_hints(cls), cls()
         for name in values.keys() & logged_fields.keys():
             field_type = logged_fields[name].metadata["text_type"] if types[name] is Any else types[name]
             try:
@@ -466,8 +473,8 @@ _HINT_BY_NAME: Final[Mapping[str, str]] = {
 
 
 @cache
-def _get_value_types() -> Mapping[str, Any]:
-    return get_type_hints(ReadSettings)
+def _get_value_types(cls: type) -> Mapping[str, Any]:
+    return get_type_hints(cls)
 
 
 def list_text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
@@ -504,7 +511,8 @@ def _convert(value: Any, value_type: Any) -> Any:
     try:
         return msgspec.convert(value, value_type)
     except msgspec.ValidationError:
-        return parse_text(os.fspath(value) if isinstance(value, Path) else value, value_type)
+        # A folder "english" is not the policy of that name.
+        return parse_text(str(Path(value).absolute()) if isinstance(value, os.PathLike) else value, value_type)
 
 
 def parse_text(text: str, text_type: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from memagent_graph.budget import Budget
 from memagent_graph.documents import DocumentStore
 from memagent_graph.errors import TokenizerError
+from memagent_graph.events import UpdateRule
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import Profile
 from memagent_graph.policy import Policy, SamplingParams
@@ -80,7 +81,10 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
     # For logged runs, token ids and log-probs are requested if the policy can return them.
     logprobs = parts.run_log is not None and info.gives_token_ids
     sampling = SamplingParams(temperature=defaults.temperature, top_p=defaults.top_p, logprobs=logprobs)
-    rules: dict[str, Any] = {"invented": profile.on_invented if profile else None, **settings.group("rules")}
+    rules: dict[str, Any] = {
+        "invented": UpdateRule(profile.on_invented) if profile else None,
+        **settings.group("rules"),
+    }
     return ReaderContext(
         policy=parts.policy,
         tokenizer=tokenizer,

@@ -144,7 +144,7 @@ class StrategyGraph:
                 if isinstance(node, LoopNode) and node.first_node.node not in self._routes:
                     raise ValueError(f"{node.first_node.node} begins a loop, but has no conditional edges")
             if strategy.continues_after not in self.builder.nodes:
-                raise ValueError(f"it continues after {strategy.continues_after!r}, which is not one of its nodes")
+                raise ValueError(f"`continues_after` is {strategy.continues_after!r}, which is not one of its nodes")
             self.builder.validate()
         except ValueError as error:
             raise StrategyError(

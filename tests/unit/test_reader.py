@@ -67,6 +67,7 @@ def test_a_batch_keeps_the_order_and_limits_concurrency(make_reader) -> None:
     results = reader.batch([(TEXT, question) for question in questions], max_concurrency=3)
     assert [result.answer for result in results] == ["4711", "12"] * 4
     assert policy.max_in_flight == 3
+    assert reader.batch([], max_concurrency=0) == []
     with pytest.raises(MemAgentError, match="max_concurrency must be at least 1, got 0"):
         reader.batch([(TEXT, QUESTION)], max_concurrency=0)
 
@@ -190,9 +191,9 @@ def test_a_run_is_not_resumed_with_another_document_or_with_other_settings(make_
 def test_a_budget_over_the_context_window_is_refused_with_a_size_that_fits(make_reader) -> None:
     with pytest.raises(BudgetError, match=r"Use chunk_tokens \d+"):
         make_reader(budget=Budget(context_window=1000, chunk_tokens=1000, memory_tokens=50, question_tokens=50))
-    with pytest.raises(BudgetError, match="chunk_tokens must be at least 1, got '0'"):
-        Budget(chunk_tokens="0")
-    with pytest.raises(MemAgentError, match=r"boundary: Input should be 'token'.*, got 'line'"):
+    with pytest.raises(BudgetError, match="chunk_tokens must be at least 1, got 0"):
+        Budget(chunk_tokens=0)
+    with pytest.raises(MemAgentError, match=r"boundary is 'line': Input should be 'token'.*"):
         make_reader(boundary="line")
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date
 from typing import Any
 
@@ -15,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from memagent_graph import ResponseFormat
 from memagent_graph.errors import MissingExtraError, ResponseFormatError
 from memagent_graph.response_format import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, StructuredAnswer
+
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 
 
 class Person(BaseModel):
@@ -163,12 +164,17 @@ def make_deep_schema(levels: int) -> dict[str, Any]:
         (make_deep_schema(MAX_SCHEMA_DEPTH), "levels deep"),
         (make_deep_schema(5000), "cannot be written|levels deep"),
         *(
-            ({"$schema": "http://json-schema.org/draft-04/schema#", "$ref": target, "allOf": [{}]}, "it does not have")
-            for target in ("https://example.org/a.json", "#/$defs/a", "#a", "#/allOf/²", f"#/allOf/{'9' * 5000}", 5)
+            ({"$schema": DRAFT_4, "$ref": target, "allOf": [{}], "default": {}}, "which is not one of its schemas")
+            for target in ("https://a.org/", "#/$defs/a", "#a", "#/allOf/²", f"#/allOf/{'9' * 5000}", 5, "#/default")
         ),
-        *(({"$schema": name}, r"not a JSON schema: .schema: ") for name in ("http://[", 5, [])),
+        ({"$schema": DRAFT_4, "dependencies": {"a": {"additionalItems": {"$ref": "file:///a"}}}}, "not one of its"),
+        ({"properties": {"a%2Fdefault": {}, "a": {"default": {}}}, "$ref": "#/properties/a%2Fdefault"}, "not one of"),
+        *(({"$schema": name}, "not a JSON schema: ") for name in ("http://[", 5, [])),
+        *(({"pattern": pattern}, "not a JSON schema") for pattern in ("a{99999999999}", "(" * 9000 + ")" * 9000)),
+        ({"$schema": "http://json-schema.org/draft-03/schema#"}, "of draft 3, which is not supported"),
         ({"patternProperties": {"^a": {}}}, "patternProperties, which is not supported"),
-        ({"anyOf": [{"$id": "x"}]}, "uses .id, which is not supported"),
+        *(({"$schema": DRAFT_4, "not": {key: DRAFT_4}}, f"uses .?{key[-2:]}") for key in ("$id", "id")),
+        ({"anyOf": [{"$schema": DRAFT_4, "pattern": "^(a+)+$"}]}, "uses .schema, which is not supported"),
         ({"properties": {"a": {"pattern": "(?=a)b"}}}, "pattern .* is not supported"),
     ],
 )
@@ -184,15 +190,6 @@ def test_fields_may_have_names_of_schema_keywords() -> None:
     assert ResponseFormat.of(schema).parse(reply) == StructuredAnswer(reply, json.loads(reply))
 
 
-@pytest.fixture
-def no_garbage_collection() -> Iterator[None]:
-    """A collection at the deepest recursion would call Hypothesis, which fails there, and so fail the test."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_garbage_collection")
 def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
     bomb: dict[str, Any] = {
         "$defs": {f"a{level}": {"allOf": [{"$ref": f"#/$defs/a{level + 1}"}] * 2} for level in range(16)},
@@ -200,15 +197,16 @@ def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
     }
     bomb["$defs"]["a16"] = {"type": ["integer", "array"]}
     endless = {"$defs": {"n": {"anyOf": [{"$ref": "#/$defs/n"}]}}, "$ref": "#/$defs/n"}
-    for schema in (bomb, endless):
+    for schema in (bomb, endless, {"not": {"$ref": "#"}}):
         assert "too many steps" in str(ResponseFormat.of(schema).parse("3"))
-    for limit in range(940, 1001):  # at some, the recursion ends in Rust code; the last is Python's own
-        sys.setrecursionlimit(limit)
-        assert "too many steps" in str(ResponseFormat.of({"not": {"$ref": "#"}}).parse("3"))
     for_arrays = ResponseFormat.of({"$defs": bomb["$defs"], "if": {"type": "array"}, "then": {"$ref": "#/$defs/a0"}})
     assert isinstance(for_arrays.parse('{"a": 1} and 3'), StructuredAnswer)
     assert isinstance(for_arrays.parse('{"a": 1} and [3]'), str), "the limit is for the reply, not for each value in it"
-    assert "too large" in str(ResponseFormat.of({"multipleOf": 1e300}).parse("1e400"))
+    for reply, words in (
+        ("1e400", "not JSON: Out of range"),
+        ("9" * 400, "cannot be compared with the schema: int too"),
+    ):
+        assert words in str(ResponseFormat.of({"multipleOf": 0.1}).parse(reply))
     slow = ResponseFormat.of({"type": "string", "pattern": "^(a+)+$"})
     assert [isinstance(slow.parse(f'"{"a" * 60}{end}"'), str) for end in ("!", "")] == [True, False]
 

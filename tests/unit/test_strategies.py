@@ -117,7 +117,7 @@ FIELDS = "<b>{memory}</b><c>{prompt}</c>"
         (make_strategy(name="refine"), r"name 'refine'.*Choose another name"),
         (make_strategy(state=dict), "lacks"),
         (make_strategy(roles=(UPDATE, ANSWER, Role("gate"))), "the role 'gate' has no template"),
-        (make_strategy(continues_after="nowhere"), "continues after 'nowhere'"),
+        (make_strategy(continues_after="nowhere"), "`continues_after` is 'nowhere'"),
         (make_strategy(wire=lambda self, graph: graph.add_edge("open_document", "nowhere")), "is not valid"),
         (make_strategy(wire=lambda self, graph: graph.add_loop("a", read_chunk, "b", answer)), "a begins a loop"),
     ],
