@@ -101,7 +101,7 @@ class Trace:
     def final_sources(self) -> tuple[int, ...]:
         """The indices of the updates whose joined memories are the final memory."""
         if answers := self.answers:
-            return self._find_updates(self._sources[answers[-1].id])
+            return self._find_continued(self._sources[answers[-1].id], answers[-1].branch)
         return (len(self.updates) - 1,) if self.updates else ()
 
     @property

@@ -105,9 +105,9 @@ def convert_parts(
         MissingExtraError: a package that the converter needs is missing.
     """
     converters = {kind: f"{entry.module}:{entry.attr}" for kind, entry in list_converters().items()}
-    module, colon, function = (converter or "").rpartition(":")
-    if module.endswith(".py"):  # the process runs in another folder
-        converter = f"{Path(module).expanduser().resolve()}{colon}{function}"
+    source = (converter or "").rpartition(":")[0]
+    if converter and source.endswith(".py") and not source.startswith("~"):  # the process runs in another folder
+        converter = str(Path.cwd() / converter)
     task = {
         "name": replace_lone_surrogates(name.replace("\0", "\ufffd"))[:1000],
         "kind": kind,

@@ -237,7 +237,7 @@ class DocumentStore:
 
         Raises:
             EmptyDocumentError: the text has only white space.
-            EncodingError: the text has a lone surrogate, and U+FFFD may not take its place.
+            EncodingError: the text has a surrogate, and U+FFFD may not take its place.
         """
         digest = hashlib.sha256()
         omissions: list[Omission] = []

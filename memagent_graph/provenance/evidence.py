@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
 
 from memagent_graph.calls import Call, Span
 from memagent_graph.events import EventKind
@@ -40,6 +41,7 @@ _MIN_CHUNK_COVERAGE = 0.5
 _SPACED_SENTENCE = re.compile(r"[.!?][\"'”’)\]]*$")
 _MAX_SENTENCE_CHARS = 500
 _NO_PLACES = Places()
+_Rewordings: TypeAlias = "tuple[_Rewordings, int] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,21 +240,16 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
         trace: the run.
         chunk_text: as for `find_provenance`.
     """
-    lines_after_update: list[list[_Line]] = []
+    quoted_chunks: list[frozenset[int]] = []
     chunks: dict[int, TokenizedText] = {}
-    chunks_by_line: dict[_Line, frozenset[int]] = {}
-    for index, update in enumerate(trace.updates):
-        sources = trace.source_indices(update)
-        lines = [line for source in sources for line in lines_after_update[source]]
-        # After a merge, an unchanged memory may be equal to one of several.
-        if update.changed or len(sources) != 1:
-            lines = _match_next_lines(lines, split_memory(update.memory), index)[0]
-        lines_after_update.append(lines)
-        for line in lines_after_update[-1]:
+    chunks_by_line = WeakKeyDictionary[_Line, frozenset[int]]()
+    for _, lines, _, _ in _follow_lines(trace, trace.updates):
+        for line in lines:
             if line not in chunks_by_line:
                 quotes = _find_line_quotes(line, TokenizedText(line.text), trace, chunk_text, chunks)
                 chunks_by_line[line] = frozenset(trace.updates[quote.source].chunk_index or 0 for quote in quotes)
-    return [frozenset().union(*(chunks_by_line[line] for line in lines)) for lines in lines_after_update]
+        quoted_chunks.append(frozenset().union(*(chunks_by_line[line] for line in lines)))
+    return quoted_chunks
 
 
 def _find_line_quotes(
@@ -345,34 +342,40 @@ def split_memory(memory: str) -> list[str]:
     return [line for line in lines if WORD.search(line)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class _Line:
     """A line of a memory. Updates are indices in the trace. Lines with the same words are not equal."""
 
     text: str
     words: tuple[str, ...]
     first_update: int
-    rewording_updates: tuple[int, ...]
-    """The updates that reworded it, in order."""
+    rewordings: _Rewordings
+    """The rewordings of the line that it rewords, which lines share, and the update that reworded that."""
     sources: dict[str, int]
     """Its content words, each with the update that added it."""
+
+    @property
+    def rewording_updates(self) -> tuple[int, ...]:
+        """The updates that reworded it, in order."""
+        updates: list[int] = []
+        rewordings = self.rewordings
+        while rewordings:
+            rewordings, update = rewordings
+            updates.append(update)
+        return tuple(reversed(updates))
 
 
 def _trace_lines(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     """Return the lines of the final memory, and the lost lines."""
-    lines_after_update: dict[int, list[_Line]] = {}
+    lines_by_source: dict[int, list[_Line]] = {source: [] for source in trace.final_sources}
     loss_updates: dict[_Line, int] = {}
-    ancestors: set[_Line] = set()
-    for update in trace.final_path:
-        index, sources = trace.update_indices[update.call_id], trace.source_indices(update)
-        lines = [line for source in sources for line in lines_after_update[source]]
-        # After a merge, an unchanged memory may be equal to one of several.
-        if update.changed or len(sources) != 1:
-            lines, removed, reworded = _match_next_lines(lines, split_memory(update.memory), index)
-            loss_updates |= dict.fromkeys(removed, index)
-            ancestors.update(reworded)
-        lines_after_update[index] = lines
-    final_lines = [line for source in trace.final_sources for line in lines_after_update[source]]
+    ancestors = WeakSet[_Line]()
+    for index, lines, removed, reworded in _follow_lines(trace, trace.final_path):
+        loss_updates |= dict.fromkeys(removed, index)
+        ancestors.update(reworded)
+        if index in lines_by_source:
+            lines_by_source[index] = lines
+    final_lines = list(chain(*lines_by_source.values()))
     # A line is not lost if another branch kept it, if it came back in the same words, or if it has no content.
     final_words = {line.words for line in final_lines}
     losses = [
@@ -382,6 +385,30 @@ def _trace_lines(trace: Trace) -> tuple[list[_Line], tuple[LostLine, ...]]:
     ]
     losses.sort(key=itemgetter(1))
     return final_lines, tuple(LostLine(line.text, line.first_update, index) for line, index in losses)
+
+
+def _follow_lines(
+    trace: Trace, updates: Sequence[MemoryUpdate]
+) -> Iterator[tuple[int, list[_Line], list[_Line], list[_Line]]]:
+    """Yield the index of each update, the lines of its memory, and the lost and the reworded lines of its sources.
+
+    Lines are kept only until the last of the updates that start from their memory.
+    """
+    last_uses = {source: update.call_id for update in updates for source in trace.source_indices(update)}
+    lines_after_update: dict[int, list[_Line]] = {}
+    for update in updates:
+        index = trace.update_indices[update.call_id]
+        # Of the same lines, that of the memory that it continues is the unchanged one.
+        sources = dict.fromkeys((*trace.continued_indices(update), *trace.source_indices(update)))
+        lines = [line for source in sources for line in lines_after_update[source]]
+        lost, reworded = list[_Line](), list[_Line]()
+        if update.changed or len(sources) != 1:  # lines of other branches are lost even if the memory is unchanged
+            lines, lost, reworded = _match_next_lines(lines, split_memory(update.memory), index)
+        lines_after_update[index] = lines
+        for source in sources:
+            if last_uses[source] == update.call_id:
+                del lines_after_update[source]
+        yield index, lines, lost, reworded
 
 
 def _match_next_lines(
@@ -409,24 +436,24 @@ def _match_next_lines(
             for index, count in shared_word_counts.items()
         }
         best_index = max(likeness, key=lambda index: (likeness[index], -index), default=None)
-        word_sources = dict.fromkeys(content_words, update_index)
         if best_index is None or likeness[best_index] < _MIN_LIKENESS:
-            lines.append(_Line(text, folded_words, update_index, (), word_sources))
+            lines.append(_Line(text, folded_words, update_index, None, dict.fromkeys(content_words, update_index)))
             continue
-        parent_indices = [
-            index
-            for index, count in sorted(shared_word_counts.items())
-            if count >= _MIN_LIKENESS * len(old_lines[index].sources)
-        ]
-        lost.difference_update(parent_indices, (best_index,))
+        parents = {
+            index: old_lines[index]
+            for index, count in shared_word_counts.items()
+            if index == best_index or count >= _MIN_LIKENESS * len(old_lines[index].sources)
+        }
+        lost.difference_update(parents)
         line = old_lines[best_index]
         if folded_words == line.words:
             lines.append(replace(line, text=text))
             continue
-        for parent in (*(old_lines[index] for index in parent_indices), line):
-            word_sources |= {word: parent.sources[word] for word in content_words & parent.sources.keys()}
-        rewording_updates = (*line.rewording_updates, update_index)
-        lines.append(_Line(text, folded_words, line.first_update, rewording_updates, word_sources))
+        word_sources: dict[str, int] = {}
+        for word in content_words:
+            sources = [parents[index].sources[word] for index in lines_by_word.get(word, ()) if index in parents]
+            word_sources[word] = max(sources, default=update_index)
+        lines.append(_Line(text, folded_words, line.first_update, (line.rewordings, update_index), word_sources))
     return lines, [old_lines[index] for index in sorted(lost)], [old_lines[index] for index in candidates - lost]
 
 

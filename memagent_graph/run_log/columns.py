@@ -1,6 +1,6 @@
 """The storage of record fields, as columns of SQLite tables and Parquet files.
 
-The annotation of a field determines its column, so the dataclasses in `records` are the only lists of columns.
+The annotation of a field determines its column; the dataclasses in `records` and `Span` are the only lists of columns.
 """
 
 from __future__ import annotations

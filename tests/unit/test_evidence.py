@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -16,6 +17,7 @@ from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.provenance.evidence import (
     Provenance,
     find_provenance,
+    find_quoted_chunks,
     find_supporting_lines,
     split_by_support,
     split_memory,
@@ -86,17 +88,9 @@ def test_the_quote_has_the_word_order_of_the_line(other_sentence: str, line: str
 @pytest.mark.parametrize(
     ("line", "text", "quotes"),
     [
+        pytest.param("the lamp at cape may", "The LAMP, at Cape\nMay, lit.", ["The LAMP, at Cape\nMay"], id="own case"),
         pytest.param(
-            "the lighthouse at cape verity",
-            "It is said: the LIGHTHOUSE, at Cape\nVerity, was lit.",
-            ["the LIGHTHOUSE, at Cape\nVerity"],
-            id="case, punctuation and spaces are the text's own",
-        ),
-        pytest.param(
-            "Ilse Thornbury built the lighthouse",
-            "Ilse Thornbury, who was rich, built the lighthouse. Nothing else is told of that whole year.",
-            ["Ilse Thornbury, who was rich, built the lighthouse"],
-            id="matches a few words apart",
+            "Ilse built it", "Ilse, who was rich, built it.", ["Ilse, who was rich, built it"], id="a few words apart"
         ),
         pytest.param("it was of the", "it was of the", [], id="function words alone"),
         ("May", "It may rain. Vera was born in May, they say.", ["May"]),
@@ -147,12 +141,11 @@ def test_quotes_come_from_the_chunks_that_added_the_words() -> None:
 
 
 def test_a_word_of_several_merged_lines_comes_from_the_newest_of_them() -> None:
-    first, second, third, merged = (
-        "\n".join(" ".join(f"{letter}x{number}" for letter in letters) for number in range(30))
-        for letters in ("abc", "abd", "efgh", "abdefgh")
-    )
-    memories = [first, f"{first}\n{second}", f"{first}\n{second}\n{third}", merged]
-    assert {quote.chunk_index for quote in find_origins(memories, [first, "", third, ""]).evidence} == {2}
+    lines = ["ax bx cx", "ax bx dx", "ex fx gx hx"]
+    for step in (1, -1):
+        memories = ["\n".join(lines[: index + 1][::step]) for index in range(3)]
+        result = find_origins([*memories, "ax bx dx ex fx gx hx"], [lines[0], "", lines[2], ""])
+        assert {quote.chunk_index for quote in result.evidence} == {2}
 
 
 def test_without_the_document_there_are_origins_but_no_quotes() -> None:
@@ -170,12 +163,8 @@ def test_lines_that_a_person_wrote_are_marked_as_edited_unless_the_chunk_has_the
 
 def test_each_sentence_of_a_paragraph_is_a_line() -> None:
     sentence = "The lighthouse at Cape Verity was built by Dr. Ilse Thornbury."
-    assert split_memory(f"# Notes\n\n---\n{sentence} It was lit in 1743. 灯塔很高。安娜建造。") == [
-        "# Notes",
-        sentence,
-        "It was lit in 1743. 灯塔很高。",
-        "安娜建造。",
-    ]
+    lines = ["# Notes", sentence, "It was lit in 1743. 灯塔很高。", "安娜建造。"]
+    assert split_memory(f"# Notes\n\n---\n{sentence} It was lit in 1743. 灯塔很高。安娜建造。") == lines
 
 
 def test_the_answers_words_are_found_in_memory() -> None:
@@ -202,6 +191,17 @@ def test_only_chunks_that_added_final_words_are_loaded() -> None:
     assert all(line.coverage == 1 for line in result.lines)
 
 
+def test_provenance_takes_memory_in_proportion_to_the_memories() -> None:
+    reworded, lost = "ax bx cx dx ex fx gx hx i{0} j{0}", "ax bx cx dx i{1} j{1} k{0} l{0} m{0} n{0}"
+    trace = make_edited_trace([f"{reworded}\n{lost}".format(n, n - 1) for n in range(1000)], ["x"] * 1000)
+    tracemalloc.start()
+    provenance = find_provenance(trace, lambda _: None)
+    assert len(find_quoted_chunks(trace, lambda _: None)) == 1000
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    tracemalloc.stop()
+    assert len(provenance.lines[0].reworded) == len(provenance.lost) == 999
+
+
 def test_lines_of_a_merge_have_their_origin_in_the_branches() -> None:
     chunks = ["Here Ilse Thornbury built the lighthouse. ", "It was lit in 1743 for the king. ", "Per ran the ferry. "]
     trace = make_fan_out(
@@ -226,8 +226,9 @@ def test_a_line_dropped_by_one_branch_and_kept_by_another_is_not_lost() -> None:
     result = find_provenance(Trace((trunk_call, dropping_call, keeping_call, merge_call)), lambda _: None)
     assert [lost.line for lost in result.lost] == ["Per ran the ferry"]
     assert [line.update for line in result.lines] == [0]
-    unchanged_trace = Trace((trunk_call, dropping_call, make_call("m", trunk_call.text, "t", "l", role="merge")))
-    assert [line.update for line in find_provenance(unchanged_trace, lambda _: None).lines] == [0, 0]
+    same_call = make_call("t2", dropping_call.text, "t", reads=third_span)
+    unchanged_trace = Trace((trunk_call, dropping_call, same_call, make_call("m", same_call.text, "l", "t2")))
+    assert [line.update for line in find_provenance(unchanged_trace, lambda _: None).lines] == [2], "not the branch's"
 
 
 def test_an_answer_of_one_word_is_quoted_with_its_sentence(make_reader) -> None:

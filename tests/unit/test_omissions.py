@@ -112,8 +112,8 @@ def test_a_named_converter_converts_the_file(name, text, converter_store):
     [
         ("own_converter.py:fail", "failed at mixed.pdf: OSError: no scanner"),
         ("own_converter.py:yield_number", "yields blocks, omissions and texts, not a int"),
-        ("own_converter.py:missing", "has no 'missing'"),
         ("nowhere.py:convert", "there is no file"),
+        ("~nouser/nowhere.py:convert", "home directory"),
     ],
 )
 def test_a_failing_converter_is_an_error_with_its_reason(name, error, converter_store):

@@ -25,8 +25,7 @@ def test_the_final_path_has_all_merged_branches_and_no_other() -> None:
     unmerged = make_call("unmerged", "e", reads=SPAN_0, branch="9")
     trace = Trace((unmerged, *merged.calls))
     assert [update.memory for update in trace.final_path] == ["a", "c", "b", "d", "b d"]
-    assert trace.final_memory == "b d"
-    assert trace.memory_before("merge") == "b\nd"
+    assert (trace.memory_before("merge"), trace.final_memory) == ("b\nd", "b d")
     assert [trace.updates[index].memory for index in trace.source_indices(trace.updates[-1])] == ["b", "d"]
     assert [trace.updates[index].memory for index in trace.final_sources] == ["b d"]
 
@@ -34,17 +33,16 @@ def test_the_final_path_has_all_merged_branches_and_no_other() -> None:
 def test_the_final_memory_of_unmerged_branches_is_their_memories_line_by_line() -> None:
     left, right = (make_call("l", "a", reads=SPAN_0, branch="l"), make_call("r", "b", reads=SPAN_1, branch="r"))
     trace = Trace((left, right, make_answer("l", "r")))
-    assert trace.final_memory == "a\nb"
-    assert trace.final_sources == (0, 1)
+    assert (trace.final_memory, trace.final_sources) == ("a\nb", (0, 1))
+    trace = Trace((left, right, make_call("t", "c", reads=SPAN_0), make_answer("l", "t")))
+    assert (trace.final_memory, trace.final_sources) == ("c", (2,)), "the answer's branch has a memory of its own"
 
 
 def test_all_steps_of_a_chunk_on_a_branch_are_one_update() -> None:
     gate = make_call("g", "update", "t", reads=SPAN_1, role="gate", writes=Writes.DECISION)
     trace = Trace((make_call("t", "a", reads=SPAN_0), gate, make_call("u", "b", "g", reads=SPAN_1), make_answer("u")))
-    assert [(update.memory, update.changed, update.prompt_tokens) for update in trace.updates] == [
-        ("a", True, 100),
-        ("b", True, 200),
-    ]
+    updates = [(update.memory, update.changed, update.prompt_tokens) for update in trace.updates]
+    assert updates == [("a", True, 100), ("b", True, 200)]
     assert (trace.memory_before("g"), trace.memory_after("g")) == ("a", "a")
     assert (trace.memory_before("u"), trace.memory_after("u")) == ("a", "b")
     assert trace.update_indices["g"] == trace.update_indices["u"] == 1
@@ -102,11 +100,9 @@ def test_the_servers_request_id_is_in_result_log_export_and_callbacks(tmp_path, 
 
 
 def test_a_decision_counts_on_the_critical_path() -> None:
-    probe, first = (
-        make_call("probe", "?", "0", role="probe", writes=Writes.DECISION),
-        make_call("0", "m", reads=SPAN_0),
-    )
-    assert Trace((first, probe, make_call("1", "m", "0", reads=SPAN_1))).critical_path_length == 3
+    first, second = make_call("0", "m", reads=SPAN_0), make_call("1", "m", "0", reads=SPAN_1)
+    probe = make_call("probe", "?", "0", role="probe", writes=Writes.DECISION)
+    assert Trace((first, probe, second)).critical_path_length == 3
     assert make_trace(["m"] * 4, ["a ", "b ", "c ", "d "], answer=make_answer("3")).critical_path_length == 5
     merged = make_fan_out([["m"] * 3, ["n"]], "both", ["a ", "b ", "c ", "d "])
     assert merged.critical_path_length == 5, "three chunks, the merge, the answer"
