@@ -258,6 +258,13 @@ class MissingExtraError(PermanentError):
         )
 
 
+def require_minimum(minimum: int, **numbers: float) -> None:
+    """Raise `MemAgentError` if a number is below a minimum. The argument's name is in the message."""
+    for name, value in numbers.items():
+        if not value >= minimum:  # NaN is not, either
+            raise MemAgentError(f"{name} must be at least {minimum}, got {value}", hint=f"Use {minimum} or more.")
+
+
 def load_extra(module: str, extra: str, needed_for: str) -> Any:
     """Import a module that an extra of this distribution installs, and return it.
 

@@ -38,7 +38,7 @@ def load_own_code(text: str, *, noun: str, error: type[MemAgentError], hint: str
         hint: the remedy if there is no such name and no similar name.
 
     Raises:
-        error: there is no such file, module or name, or the code raises an exception when it is imported.
+        error: there is no such file, module or name, or the code raises an exception when it is imported or looked up.
     """
     match = _NAME.fullmatch(text)
     if match is None:
@@ -57,7 +57,7 @@ def load_own_code(text: str, *, noun: str, error: type[MemAgentError], hint: str
         raise
     except Exception as cause:  # whatever a user's code raises when it is imported, or when it loads a name
         raise error(
-            f"{source} cannot be imported: {type(cause).__name__}: {cause}", hint="Correct it, or name other code."
+            f"{text} cannot be loaded: {type(cause).__name__}: {cause}", hint="Correct it, or name other code."
         ) from cause
     return value
 

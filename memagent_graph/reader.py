@@ -26,6 +26,7 @@ from memagent_graph.errors import (
     RunError,
     RunMismatchError,
     RunNotFoundError,
+    require_minimum,
 )
 from memagent_graph.events import StopReason
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
@@ -232,8 +233,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
             return await await_result(self._start(document, question, options, is_shown=False))
-        if max_concurrency < 1:
-            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
+        require_minimum(1, max_concurrency=max_concurrency)
         run_id = options.get("run_id")
         context = (await self._make_graph()).with_response_format(options.get("response_format")).reader_context
         texts = check_questions(questions or (), context)
@@ -280,8 +280,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         then the first failure is raised, or with `return_exceptions`, failures are returned in place of results.
         """
         requests = [*requests]
-        if requests and max_concurrency < 1:
-            raise MemAgentError(f"max_concurrency must be at least 1, got {max_concurrency}", hint="Use 1 or more.")
+        if requests:
+            require_minimum(1, max_concurrency=max_concurrency)
         slots = asyncio.Semaphore(max_concurrency)
 
         async def read_one(request: tuple[DocumentSource, str]) -> ReadResult:

@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from tokenizers import normalizers
 
 from memagent_graph.errors import MissingExtraError, PolicyError, make_install_command
@@ -148,7 +149,7 @@ def _hash_folder(folder: Path) -> str:
 def _require_matching_base(adapter: Path, base: BaseWeights) -> None:
     """Raise `PolicyError` if an adapter was not trained on a base."""
     try:
-        bases = read_json_file(adapter / "memagent.json")["bases"]
+        bases = msgspec.convert(read_json_file(adapter / "memagent.json")["bases"], list[str])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PolicyError(
             f"the adapter in {adapter} does not say which base it was trained on",
@@ -157,7 +158,7 @@ def _require_matching_base(adapter: Path, base: BaseWeights) -> None:
     if base.sha256 not in bases:
         raise PolicyError(
             f"the adapter in {adapter} was trained on another base than {base.file}, whose SHA-256 is {base.sha256}",
-            hint=f"Use a base with one of these SHA-256: {', '.join(map(str, bases))}.",
+            hint=f"Use a base with one of these SHA-256: {', '.join(bases)}.",
         )
 
 
@@ -220,6 +221,8 @@ def load_adapter(folder: Path) -> Adapter:
         config = read_json_file(folder / _ADAPTER_CONFIG)
         rank = int(config["r"])
         scale = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        if not math.isfinite(scale):
+            raise ValueError(f"its scale is {scale}")
         tensors = load_file(folder / _ADAPTER_WEIGHTS)
     except (OSError, ValueError, ArithmeticError, KeyError, TypeError, SafetensorError) as error:
         raise PolicyError(
@@ -230,9 +233,10 @@ def load_adapter(folder: Path) -> Adapter:
     unsupported_options += ["bias"] if config.get("bias", "none") != "none" else []
     factors = {}
     for key in [key for key in tensors if key.endswith(".lora_A.weight")]:
-        a, b = tensors.pop(key), tensors.pop(key.replace(".lora_A.", ".lora_B."), None)
-        if b is not None:
-            factors[key.removeprefix("base_model.model.").replace(".lora_A.", ".")] = (a, b)
+        a, b = tensors[key], tensors.get(key_b := key.replace(".lora_A.", ".lora_B."))
+        if b is not None and a.shape[:-1] == b.shape[1:] == (rank,):
+            name = key.removeprefix("base_model.model.").replace(".lora_A.", ".")
+            factors[name] = (tensors.pop(key), tensors.pop(key_b))
     if unsupported_options or tensors or not factors or config.get("peft_type", "LORA") != "LORA":
         reason = ", ".join([*unsupported_options, *list(tensors)[:3]]) or "no pairs of lora_A and lora_B"
         raise PolicyError(

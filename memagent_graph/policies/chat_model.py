@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
-from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError
+from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError, require_minimum
 from memagent_graph.plain_text import format_count
 from memagent_graph.policies.api_variants import (
     extract_text,
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _MAX_TOKENS_FIELDS = ("max_tokens", "max_output_tokens", "num_predict")
 """The names that integrations use for the maximum number of tokens in a reply."""
 _FIRST_PAUSE_SECONDS = 0.5
-"""The pause before the first retry of a model that failed while it wrote. It doubles at every retry."""
+"""The pause before the first retry of a model that failed while it wrote. It doubles at each of the first retries."""
 
 
 class ChatModelPolicy:
@@ -53,6 +53,9 @@ class ChatModelPolicy:
         max_retries: the maximum number of retries after the server failed while it wrote.
         unsupported: options not to pass: temperature, top_p, seed, stop or max_tokens. An option that an error of the
             model names is left out from then on, and completions have a note about it.
+
+    Raises:
+        MemAgentError: `max_concurrency` is below 1, or `max_retries` below 0.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class ChatModelPolicy:
         max_retries: int = 4,
         unsupported: Collection[str] = (),
     ) -> None:
+        require_minimum(1, max_concurrency=max_concurrency)
+        require_minimum(0, max_retries=max_retries)
         self._model = model
         model_name = getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
         self.name = name or str(model_name)
@@ -91,12 +96,12 @@ class ChatModelPolicy:
                 completion = self._decode_reply(await self._call_model(messages, sampling), sampling)
             if completion.finish_reason is not FinishReason.FAILED:
                 return replace(completion, retries=retries)
-            if retries == self._max_retries:
+            if retries >= self._max_retries:
                 raise PolicyResponseError(
                     f"{self.name} still failed during a reply after {format_count(retries, 'retry', 'retries')}",
                     hint="See its server's log, then resume.",
                 )
-            await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2**retries)
+            await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2 ** min(retries, 9))
             retries += 1
 
     async def _call_model(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> AIMessage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
@@ -27,9 +28,13 @@ class ModelShape:
     layers: int
     width: int
 
+    def __post_init__(self) -> None:
+        if not all(0 < value < 10**18 for value in (self.parameters, self.layers, self.width)):  # far above all models
+            raise ValueError("this is not the size of a model")
+
     @classmethod
     def from_config(cls, folder: Path) -> ModelShape | None:
-        """Return the shape in a Hugging Face `config.json`; None if the file is missing or of another kind."""
+        """Return the shape in a Hugging Face `config.json`; None if the file is missing, damaged or of another kind."""
         try:
             config = read_json_file(folder / "config.json")
             width, layers, heads = (
@@ -40,9 +45,9 @@ class ModelShape:
             attention = width * head_width * (2 * heads + 2 * kv_heads)
             mlp = 3 * width * int(config["intermediate_size"])
             output_weights = width * int(config["vocab_size"])
+            return cls(parameters=layers * (attention + mlp) + output_weights, layers=layers, width=heads * head_width)
         except (OSError, ValueError, ArithmeticError, KeyError, TypeError):
             return None
-        return cls(parameters=layers * (attention + mlp) + output_weights, layers=layers, width=heads * head_width)
 
     def forward_flops(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Return the floating-point operations of one call without a cached prefix."""
@@ -86,7 +91,7 @@ def find_model_info(name: str, root: str, window: int | None, tokenizer: Tokeniz
         except MemAgentError:
             continue
     folder = Path(root or name)
-    is_local = folder.is_dir()
+    is_local = os.path.isdir(folder)  # noqa: PTH112  False for a name that is too long for a path
     return ModelInfo(
         context_window=window,
         tokenizer=tokenizer,

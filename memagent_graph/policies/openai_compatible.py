@@ -24,7 +24,7 @@ import msgspec
 
 from memagent_graph.chat_markers import find_config_markers
 from memagent_graph.concurrency.background import PerLoop
-from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreachableError
+from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreachableError, require_minimum
 from memagent_graph.events import EventKind
 from memagent_graph.policies.api_variants import (
     OPTIONAL_FIELDS,
@@ -34,7 +34,7 @@ from memagent_graph.policies.api_variants import (
     make_sampling_notes,
 )
 from memagent_graph.policies.model_info import ModelInfo, find_model_info
-from memagent_graph.policies.redaction import make_redaction
+from memagent_graph.policies.redaction import find_credentials, make_redaction
 from memagent_graph.policies.replies import decode_completion, parse_model_entries
 from memagent_graph.policies.sending import Sender, find_proxy, load_certificates
 from memagent_graph.policies.server_errors import MalformedReplyError, Server
@@ -92,6 +92,7 @@ class OpenAICompatiblePolicy:
             have a note about it.
 
     Raises:
+        MemAgentError: `max_concurrency` is below 1, or `max_retries` below 0.
         PolicyRequestError: `base_url` or `proxy` is not an address, a key or header cannot be sent, `session_header`
             is a header of the policy itself, the certificates cannot be read, or a field is unknown.
     """
@@ -115,6 +116,8 @@ class OpenAICompatiblePolicy:
         proxy: str | None = None,
         unsupported: Collection[str] = (),
     ) -> None:
+        require_minimum(1, max_concurrency=max_concurrency)
+        require_minimum(0, max_retries=max_retries)
         url, query = split_query(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
         self.base_url = remove_password(url)
@@ -129,7 +132,7 @@ class OpenAICompatiblePolicy:
             key,
             extract_password(url),
             "" if proxy is None else extract_password(proxy),
-            *(word for name in headers if name.lower() == "authorization" for word in headers[name].split()[-1:]),
+            *find_credentials(headers),
             *(default_headers or {}).values(),
         )
         self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
@@ -355,7 +358,7 @@ def _choose_model(models: Sequence[Mapping[str, Any]], name: str | None, server:
     for model in models:
         if model["id"] in {name, f"{name}:latest"}:
             # An adapter has the window and tokenizer of its base, but its entry lacks them.
-            base = next((base for base in base_models if base["id"] == model.get("parent")), {})
+            base = next((base for base in base_models if base["id"] == str(model.get("parent") or "")), {})
             return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
     names = [model["id"] for model in models]
     listed_names = server.redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))

@@ -5,13 +5,28 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 from urllib.parse import quote
 
 HIDDEN: Final = "[hidden]"
 _MIN_SUBSTRING_CHARACTERS: Final = 8
+_CREDENTIAL_HEADER: Final = re.compile(r"auth(?!or\b)|basic|bearer|cookie|key\b|secret|token\b", re.IGNORECASE)
+"""Found in the name or the first word of a header with credentials. Other headers may have ordinary words."""
+
+
+def find_credentials(headers: Mapping[str, str]) -> Iterator[str]:
+    """Yield the credentials in headers, such as KEY in "Bearer KEY" and 'Token token="KEY"'.
+
+    A short word counts only as the last one for authorization. Elsewhere it may be an ordinary word.
+    """
+    for name, value in headers.items():
+        words = value.split()
+        if words and _CREDENTIAL_HEADER.search(f"{name} {words[0]}"):
+            yield from words[-1:] if name.lower().endswith("authorization") else ()
+            parts = [word.partition("=")[2].strip('",;') for word in words]
+            yield from (part for part in (*words[1:], *parts) if len(part) >= _MIN_SUBSTRING_CHARACTERS)
 
 
 def make_redaction(secrets: Iterable[str]) -> Callable[[str], str]:

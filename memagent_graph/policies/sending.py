@@ -95,8 +95,9 @@ class Sender:
             timeout = aiohttp.ClientTimeout(2 * server.connect_timeout, sock_connect=server.connect_timeout)
         while True:
             await self._wait_for_pause()
-            # The pauses double, with jitter.
-            pause_seconds = min(_FIRST_PAUSE_SECONDS * 2.0**retries, _MAX_PAUSE_SECONDS) * random.uniform(0.75, 1.0)
+            # The first pauses double, with jitter.
+            pause_seconds = min(_FIRST_PAUSE_SECONDS * 2 ** min(retries, 9), _MAX_PAUSE_SECONDS)
+            pause_seconds *= random.uniform(0.75, 1.0)
             try:
                 async with self.session.request(
                     "GET" if body is None else "POST",
@@ -115,14 +116,14 @@ class Sender:
                     message = extract_server_message(await read_error_body(reply))
                     retry_after = _parse_retry_after(reply.headers)
                 # Fail if the server asks for a longer pause than the time-out of a completion.
-                is_last = retries == server.max_retries or (retry_after or 0) > server.read_timeout
+                is_last = retries >= server.max_retries or (retry_after or 0) > server.read_timeout
                 if is_last or not is_retriable(reply.status, message):
                     raise server.make_refusal(reply.status, message, retry_after)
                 if retry_after is not None:
                     self._pause = max(self._pause, (time.monotonic() + retry_after, retry_after))
                     pause_seconds = 0
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError) as error:
-                if retries == server.max_retries or isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError):
+                if retries >= server.max_retries or isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError):
                     timeout_text = "" if body is None else f" ({server.read_timeout:g} s for a completion)"
                     raise server.make_error(error, timeout_text) from None
             await asyncio.sleep(pause_seconds)

@@ -244,16 +244,15 @@ def test_a_base_that_cannot_be_used_is_refused_with_a_hint_and_leaves_no_folder(
     assert find_added_policy_folder("english-untrained") is None and not list(get_policies_folder().glob(".adding-*"))
 
 
-def test_an_adapter_of_another_base_or_kind_is_refused(gguf_path, base, tmp_path) -> None:
-    other_adapter = write_adapter(tmp_path / "other", ["f" * 64])
-    with pytest.raises(PolicyError, match=r"trained on another base than tiny\.gguf"):
-        add_policy("english", file=gguf_path, base=base, adapter=other_adapter)
+def test_a_damaged_adapter_and_one_of_another_base_or_kind_are_refused(gguf_path, base, tmp_path) -> None:
     assert load_adapter(write_adapter(tmp_path / "rank-stabilised", [], use_rslora=True)).scale == 4 / 2**0.5
-    dora_adapter = write_adapter(tmp_path / "dora", [base.sha256], use_dora=True)
-    with pytest.raises(PolicyError, match="not plain LoRA: use_dora"):
-        add_policy("english", file=gguf_path, base=base, adapter=dora_adapter)
-    for adapter in (tmp_path / "absent", write_adapter(tmp_path / "without-rank", [base.sha256], r=0)):
-        with pytest.raises(PolicyError, match="cannot be read"):
+    for bases, config, message in (
+        (["f" * 64], {}, r"trained on another base than tiny\.gguf"), (5, {"bias": "none"}, "not say which base"),
+        ([base.sha256], {"use_dora": True}, "plain LoRA: use_dora"), ([base.sha256], {"r": 3}, "plain LoRA: base_mo"),
+        ([base.sha256], {"r": 0}, "cannot be read"), ([base.sha256], {"lora_alpha": float("inf")}, "its scale is inf"),
+    ):  # fmt: skip
+        adapter = write_adapter(tmp_path / str(config), bases, **config)
+        with pytest.raises(PolicyError, match=message):
             add_policy("english", file=gguf_path, base=base, adapter=adapter)
 
 

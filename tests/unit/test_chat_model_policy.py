@@ -14,7 +14,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
 from memagent_graph import ChatModelPolicy, EventKind, FinishReason, SamplingParams
-from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError
+from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError, PolicyResponseError
 from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
@@ -109,9 +109,8 @@ async def test_sampling_parameters_reach_the_server(
 async def test_options_of_the_users_model_are_kept(server: ChatServer) -> None:
     model = make_ollama(server.base_url)
     await ChatModelPolicy(model).complete(HELLO, SamplingParams(max_tokens=7, temperature=0.5, seed=3, top_p=0.9))
-    expected = {"num_ctx": 4096, "num_predict": 7, "temperature": 0.5, "seed": 3, "top_p": 0.9}
-    assert server.requests[0]["options"] == expected
-    assert model.temperature == 0.1  # type: ignore[attr-defined]
+    options = {"num_ctx": 4096, "num_predict": 7, "temperature": 0.5, "seed": 3, "top_p": 0.9}
+    assert (server.requests[0]["options"], model.temperature) == (options, 0.1)  # type: ignore[attr-defined]
 
 
 def raise_or_return(reply: AIMessage | Exception) -> AIMessage:
@@ -156,3 +155,5 @@ async def test_an_interrupted_reply_is_requested_again_up_to_max_retries(monkeyp
     assert (await policy.complete(HELLO, SamplingParams())).finish_reason is FinishReason.REFUSED
     with pytest.raises(PolicyResponseError, match="still failed during a reply after 1 retry"):
         await policy.complete(HELLO, SamplingParams())
+    with pytest.raises(MemAgentError, match="max_retries must be at least 0, got -1"):
+        ChatModelPolicy(GenericFakeChatModel(messages=replies), max_retries=-1)

@@ -97,7 +97,7 @@ def test_a_failed_import_is_an_error_and_can_be_repeated_after_a_correction(
     folder, monkeypatch, code, message, source
 ) -> None:
     (folder / "own_broken.py").write_text(code)
-    with pytest.raises(EvaluationError, match=r"own_broken.* cannot be imported") as error:
+    with pytest.raises(EvaluationError, match=r"own_broken.*:judge cannot be loaded") as error:
         load_judge(f"{source}:judge")
     assert message in error.value.message
     (folder / "own_broken.py").write_text("judge = 'corrected'")

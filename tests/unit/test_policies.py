@@ -60,9 +60,10 @@ async def test_the_errors_for_a_wrong_key_and_a_wrong_model_name_them() -> None:
 
 
 async def test_the_only_served_model_is_the_default_and_adapters_have_its_window() -> None:
-    with FakeServer(make_script("x"), model="the-one", window=4096) as server:
-        server.adapters = ["version-1", "version-2"]
-        for name, expected_model in ((None, "the-one"), ("version-1", "version-1")):
+    with FakeServer(make_script("x"), model="1") as server:
+        server.adapters = first, second = ["version-1", "a long name" * 99]
+        server.models = [{"id": 1, "max_model_len": 4096}, {"id": first, "parent": "1"}, {"id": second, "parent": 1}]
+        for name, expected_model in ((None, "1"), (first, first), (second, second)):
             policy = OpenAICompatiblePolicy(name, base_url=server.base_url)
             assert (await ask(policy)).model == policy.name == expected_model
             assert (await policy.describe()).context_window == 4096

@@ -43,8 +43,9 @@ async def policy() -> AsyncIterator[OpenAICompatiblePolicy]:
 
 async def test_a_profile_folder_gives_budget_prompts_boundary_rule_and_tokenizer(policy, tmp_path: Path) -> None:
     folder = shutil.copytree(EMBEDDED_FOLDER, tmp_path / "profile", ignore=shutil.ignore_patterns(*UNNEEDED_FILES))
-    (folder / "config.json").write_text('{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 0}')
-    for profile in (folder, str(folder), "embedded"):
+    config = (folder / "config.json").read_text()
+    for profile, damage in ((folder, '0, "x": '), (str(folder), "-"), ("embedded", "9" * 400)):
+        (folder / "config.json").write_text(config.replace('heads": ', f'heads": {damage}'))
         with MemAgent(policy, profile=profile, store=tmp_path, run_log=False) as reader:
             context = await reader.aprepare()
         expected_profile, info = load_profile(folder), find_model_info("a name", str(folder), None)
