@@ -4,8 +4,8 @@
 >>> ResponseFormat.of({"type": "object", "properties": {"year": {"type": "integer"}}})  # doctest: +SKIP
 
 Schemas and replies are not trusted; they may come from a client of the MCP server. So the size and depth of a schema
-and the steps of a validation are bounded, a schema may refer only to schemas in it, and patterns are matched in linear time. A
-Pydantic model is the caller's own code, so only its size and depth are bounded.
+and the steps of a validation are bounded, a schema may refer only to schemas in it, and patterns are matched in linear
+time. A Pydantic model is the caller's own code, so only its size and depth are bounded.
 """
 
 from __future__ import annotations
