@@ -160,7 +160,7 @@ class Prompts:
     def _escape_patterns(self) -> dict[str, re.Pattern[str]]:
         """The patterns to escape in a field, by their first character, which makes the search fast."""
         tags = "|".join(sorted(map(re.escape, {tag for template in self.templates.values() for tag in template.tags})))
-        continuations = [("<", rf"\s*/?\s*(?:{tags})\b")]
+        continuations = [("<", rf"\s*(?:/\s*)?(?:{tags})\b")]
         continuations += [(token[0], re.escape(token[1:])) for token in sorted(self.control_tokens) if len(token) > 1]
         continuations += FAMILY_MARKERS.items() if self.guards_families else ()
         return {
