@@ -231,7 +231,7 @@ class ChatCompletions:
         self.manager.require_capacity(owner, question)
         attached_files = {position: part.file for position, part in chat.parts.items() if part.file is not None}
         files = {position: await self._store_file(file, owner) for position, file in attached_files.items()}
-        sources = list_sources(plan, files, self.reader.store)
+        sources = await asyncio.to_thread(list_sources, plan, files, self.reader.store)
         options = chat.options
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
         lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not needs_continuation
