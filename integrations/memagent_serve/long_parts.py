@@ -145,11 +145,20 @@ def plan_reading(request: ChatRequest, tokenizer: Tokenizer, *, max_tokens: int,
 
 
 def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
-    """Return the index of the last user message with text."""
+    """Return the index of the last user message with text, or of a later one with a file if the text has had a reply.
+
+    A file without text belongs to the question before it, unless an assistant's message without tool calls is between.
+    """
+    file_index = None
     for index in range(len(messages) - 1, -1, -1):
-        if messages[index].role == "user" and any(part.text and part.text.size for part in messages[index].parts):
+        message = messages[index]
+        if message.role == "user" and any(part.text and part.text.size for part in message.parts):
             return index
-    return None
+        if message.role == "user" and file_index is None and any(part.kind == "file" for part in message.parts):
+            file_index = index
+        if file_index is not None and message.role == "assistant" and not any(map(message.get_field, _CALL_FIELDS)):
+            return file_index
+    return file_index
 
 
 def is_front_end_task(request: ChatRequest) -> bool:
@@ -160,8 +169,8 @@ def is_front_end_task(request: ChatRequest) -> bool:
     latest_index = find_latest_request(request.messages)
     if latest_index is None:
         return False
-    first_text = next(part.text for part in request.messages[latest_index].parts if part.text and part.text.size)
-    return first_text.decode().lstrip().startswith("### Task:")
+    texts = [part.text for part in request.messages[latest_index].parts if part.text and part.text.size]
+    return bool(texts) and texts[0].decode().lstrip().startswith("### Task:")
 
 
 def compose_question(plan: ReadingPlan, tokenizer: Tokenizer, max_tokens: int, *, with_context: bool) -> str:

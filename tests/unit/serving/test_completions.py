@@ -241,11 +241,12 @@ def test_stream_has_progress_as_reasoning_and_then_the_answer(client: openai.Ope
     assert any(getattr(delta, "annotations", None) for delta in deltas)
 
 
-def test_header_and_body_have_the_id_of_the_logged_run(server: Server) -> None:
-    reply = post(server, make_user(LONG_TEXT), make_user(QUESTION))
+def test_header_and_body_have_the_id_of_the_logged_run_and_a_stop_string_ends_the_answer(server: Server) -> None:
+    reply = post(server, make_user(LONG_TEXT), make_user(QUESTION), stop=["1"])
     run_id = reply.headers["X-Memagent-Run-Id"]
     assert reply.json()["memagent"]["run_id"] == run_id
     assert server.resources.reader.run_log.get(run_id).answer == "4711"
+    assert reply.json()["choices"][0]["message"]["content"] == "47"
 
 
 def test_several_long_parts_are_read_in_order_with_names(client: openai.OpenAI, upstream: FakeServer) -> None:
@@ -379,11 +380,6 @@ def test_inline_text_file_is_read_without_a_converter(client: openai.OpenAI) -> 
     reply = ask(client, make_user([file_part, {"type": "text", "text": QUESTION}]))
     assert reply.choices[0].message.content == "4711"
     assert reply.memagent["read"] == ["notes.txt"]
-
-
-def test_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
-    reply = ask(client, make_user(LONG_TEXT), make_user(QUESTION), stop=["1"])
-    assert reply.choices[0].message.content == "47"
 
 
 # Errors
