@@ -287,14 +287,14 @@ class ChatCompletions:
         )
         annotations = await asyncio.to_thread(build_annotations, result, "")
         with bad_gateway_on_error("reply"):
-            reply = msgspec.json.decode(response.body)
+            reply = json.loads(response.body)  # also accepts lone surrogates
             if response.status_code != 200:
                 return response
             for choice in reply["choices"]:
                 choice["message"]["annotations"] = annotations
             reply["usage"] = sum_usage(result.usage, reply.get("usage"))
             reply["memagent"] = describe_read(result, long_request.source_names)
-            return JSONResponse(reply)
+            return Response(json.dumps(reply, allow_nan=False), media_type="application/json")
 
     async def _stream_events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""
@@ -364,7 +364,7 @@ class ChatCompletions:
                 if not values["choices"] and not long_request.options.wants_usage:
                     return None
                 values["usage"] = sum_usage(result.usage, values["usage"])
-            return json.dumps(values, ensure_ascii=False)
+            return json.dumps(values)
 
 
 async def cancel_on_disconnect(request: Request, reply: Awaitable[T]) -> T:

@@ -26,7 +26,7 @@ QUESTION = "What is the key of harbor?"
 
 def reply_to_request(body: dict[str, Any], number: int) -> str:
     text = body["messages"][-1]["content"]
-    return read_perfectly(text) if "<problem>" in text else f"said: {text[-40:]}"
+    return read_perfectly(text) if "<problem>" in text else f"said: {text[-40:]}\ud83d"
 
 
 @pytest.fixture(scope="module")
@@ -326,8 +326,8 @@ def test_stream_with_a_read_and_a_relayed_reply_is_one_stream(client: openai.Ope
             return read_perfectly(body["messages"][-1]["content"])
         assert body["stream_options"] == {"include_usage": True}
         events = [
-            {"id": "up", "choices": [{"index": 0, "delta": {"role": "assistant", "content": "do"}}]},
-            {"id": "up", "choices": [{"index": 0, "delta": {"content": "ne"}, "finish_reason": "stop"}]},
+            {"id": "up", "choices": [{"index": 0, "delta": {"role": "assistant", "content": "do\ud83d"}}]},
+            {"id": "up", "choices": [{"index": 0, "delta": {"content": "\ude00ne"}, "finish_reason": "stop"}]},
             {"id": "up", "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}},
         ]
         text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
@@ -340,7 +340,7 @@ def test_stream_with_a_read_and_a_relayed_reply_is_one_stream(client: openai.Ope
     options["stream_options"] = {"include_usage": True}
     usage = list(ask(client, make_user(LONG_TEXT), make_user(QUESTION), **options))[-1].usage
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == "done"
+    assert text == "do\ud83d\ude00ne"
     assert len({chunk.id for chunk in chunks}) == 1
     assert all(chunk.choices for chunk in chunks), "usage was sent without a request for it"
     assert usage.prompt_tokens > 1000
