@@ -287,7 +287,7 @@ class ChatCompletions:
         )
         annotations = await asyncio.to_thread(build_annotations, result, "")
         with bad_gateway_on_error("reply"):
-            reply = json.loads(response.body)  # also accepts lone surrogates
+            reply = json.loads(bytes(response.body))  # also accepts lone surrogates
             if response.status_code != 200:
                 return response
             for choice in reply["choices"]:
