@@ -136,18 +136,10 @@ def test_a_text_that_only_mentions_a_marker_is_unchanged(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "<think>cut off",
-        "<think>\ncut off",
-        "[THINK]cut off",
-        "<|channel|>analysis<|message|>cut off",
-        "<|START_THINKING|>cut off",
-        "◁think▷cut off",
-    ],
+    "opening", ["<think>", "<think>\n", "[THINK]", "<|channel|>analysis<|message|>", "<|START_THINKING|>", "◁think▷"]
 )
-def test_reasoning_that_was_cut_off_leaves_an_empty_reply(text: str) -> None:
-    assert not extract_reply(text).strip()
+def test_reasoning_that_was_cut_off_leaves_an_empty_reply(opening: str) -> None:
+    assert not extract_reply(f"{opening}cut off").strip()
 
 
 def test_a_reasoning_block_on_separate_lines_is_removed() -> None:
