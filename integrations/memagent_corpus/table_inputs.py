@@ -164,12 +164,12 @@ class DatasetTable:
     def list_columns(self) -> Sequence[str]:
         """Return the names of the columns; for a stream without this information, those of the first row."""
         with convert_store_errors(self.location):
-            return list(self._dataset.column_names or next(iter(self._dataset), ()))
+            return list(self._dataset.column_names or next(_iter_dataset_rows(self._dataset), ()))
 
     def iter_rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
         """Yield rows with these columns."""
         with convert_store_errors(self.location):
-            yield from self._dataset.select_columns(columns)
+            yield from _iter_dataset_rows(self._dataset.select_columns(columns))
 
     def count_rows(self) -> int | None:
         """Return the number of rows, if the dataset contains it."""
@@ -252,6 +252,12 @@ def choose_name(value: object, default: str) -> str:
 def is_table(location: str) -> bool:
     """Return whether a path, pattern or URL has the suffix of a table."""
     return PurePosixPath(display_url(location)).suffix.lower() in TABLE_SUFFIXES
+
+
+def _iter_dataset_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield rows as they are stored: decoding an image or a sound would open the file or address that it names."""
+    for row in dataset.with_format("arrow").iter(1):  # one by one, because rows of a stream may differ in their columns
+        yield from row.to_pylist()
 
 
 def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:
