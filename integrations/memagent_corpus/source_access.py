@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import ipaddress
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -38,6 +39,10 @@ _PACKAGE_BY_SCHEME: Final = {
 PATH_HINT: Final = "Correct the path. Paths in a table must be below the table's folder, or below --root."
 _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
+_MAX_FETCH_SECONDS: Final = 3600
+_MAX_SILENT_SECONDS: Final = 300
+_URL_SEPARATOR: Final = re.compile(r"[/\\?#]")
+"""Clients quote all of these but the first, or take them as one, so `..` counts between any two."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last four bytes (RFC 6052)."""
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
@@ -80,7 +85,7 @@ class SourceAccess:
     """Opens documents below one root. It can be pickled, without the files that it has open.
 
     Args:
-        root: the folder or URL that all paths must be below; empty for a corpus without files.
+        root: the folder or URL that all paths must be below; if it is empty, no path is allowed.
         allow_private: allow http and https URLs that lead to private networks or to this machine.
         max_bytes: maximum size of a document.
         encoding: the charset of text files; detected if it is None.
@@ -162,11 +167,12 @@ class SourceAccess:
             return path
         if scheme or get_scheme(self.root):
             url = path if scheme else f"{self.root.rstrip('/')}/{path}"
-            is_inside = url.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(url).path.split("/")
-            if scheme == "file" or not is_inside:
-                raise RefusedSourceError(f"{display_url(path)!r} is outside the input's folder", hint=PATH_HINT)
-            return url
-        return str(resolve_below(Path(self.root), path, hint=PATH_HINT))
+            is_inside = url.startswith(self.root.rstrip("/") + "/") and ".." not in _URL_SEPARATOR.split(url)
+        else:
+            url, is_inside = "", bool(self.root)
+        if scheme == "file" or not is_inside:
+            raise RefusedSourceError(f"{display_url(path)!r} is outside the input's folder", hint=PATH_HINT)
+        return url or str(resolve_below(Path(self.root), path, hint=PATH_HINT))
 
     @contextmanager
     def open_document(self, document: CorpusDocument) -> Iterator[Document]:
