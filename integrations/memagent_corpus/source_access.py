@@ -111,7 +111,7 @@ class SourceAccess:
         """
         if _CHAIN_SEPARATOR in location and get_scheme(location):
             raise RefusedSourceError(
-                f"{display_url(location)} is a chain of URLs", hint="Use the URL of the file or archive itself."
+                f"{display_url(location)} is a chain of URLs", hint="Use the URL of the file itself."
             )
         scheme = get_scheme(location)
         fsspec = load_extra("fsspec", "corpus", f"opening {display_url(location)}")
@@ -137,15 +137,19 @@ class SourceAccess:
         return filesystem, str(path)
 
     @contextmanager
-    def open_file(self, location: str) -> Iterator[IO[bytes]]:
+    def open_file(self, location: str, block_bytes: int = _BLOCK_BYTES) -> Iterator[IO[bytes]]:
         """Open a file by its path or URL in binary mode.
+
+        Args:
+            location: the path or URL.
+            block_bytes: the size of a request. 0 reads a web address in one request, without going back.
 
         Raises:
             DocumentError: the file cannot be opened, or opening it is not allowed.
         """
         filesystem, path = self.open_filesystem(location)
         with convert_store_errors(location):
-            file = filesystem.open(path, "rb", block_size=_BLOCK_BYTES)
+            file = filesystem.open(path, "rb", block_size=block_bytes)
         with file:
             yield file
 
@@ -195,7 +199,9 @@ class SourceAccess:
             root = Path(self.root).resolve()
             yield replace(Document.from_path(document.location, encoding=self.encoding), root=root)
             return
-        with self.open_file(document.location) as file:
+        # A web server's reply to a request for a block may be of any size, or the whole file.
+        block_bytes = 0 if get_scheme(document.location) in WEB_SCHEMES else _BLOCK_BYTES
+        with self.open_file(document.location, block_bytes) as file:
             content = _SizeLimitedFile(file, document.name, self.max_bytes)
             yield Document.from_file(cast("IO[bytes]", content), name, encoding=self.encoding)
 
@@ -312,7 +318,8 @@ async def _make_http_client(allow_private: bool, loop: Any = None, **options: An
     connector = None if allow_private else aiohttp.TCPConnector(socket_factory=open_socket)
     # These options could bypass the address check.
     safe_options = {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
-    return aiohttp.ClientSession(connector=connector, **safe_options)
+    timeout = aiohttp.ClientTimeout(total=_MAX_FETCH_SECONDS, sock_connect=30, sock_read=_MAX_SILENT_SECONDS)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, **safe_options)
 
 
 def _make_private_address_error(address: str) -> RefusedSourceError:
