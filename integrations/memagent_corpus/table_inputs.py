@@ -103,7 +103,8 @@ class FileTable:
             else:
                 with self._read_csv(file) as reader:
                     for row in reader:
-                        yield {name: value for name, value in row.items() if isinstance(name, str)}
+                        has_surplus = any(row.pop(None, ()))  # type: ignore[call-overload]  the cells beyond the header
+                        yield f"line {reader.line_num} has more cells than the header" if has_surplus else row
 
     def count_rows(self) -> int | None:
         """Count the rows: from the metadata of Parquet files, by reading other local files; unknown for other URLs."""
@@ -129,7 +130,7 @@ class FileTable:
         csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
         text_file = io.TextIOWrapper(file, encoding=self.access.encoding or "utf-8-sig", newline="")
         try:
-            yield csv.DictReader(text_file, delimiter="\t" if self._kind == "tsv" else ",")
+            yield csv.DictReader(text_file, delimiter="\t" if self._kind == "tsv" else ",", strict=True)
         finally:
             text_file.detach()
 

@@ -237,7 +237,13 @@ class CSVRows:
         return len(self._rows)
 
     def __getitem__(self, index: int, /) -> TableRow:
-        return {name: _parse_cell(value) for name, value in self._rows[index][1].items() if name is not None}
+        row = self._rows[index][1]
+        if any(row.get(None, ())):  # type: ignore[call-overload]  the cells beyond the header
+            raise EvaluationError(
+                f"{self.get_location(index)} has more cells than the header",
+                hint="Put quotes around cells with commas.",
+            )
+        return {name: _parse_cell(value) for name, value in row.items() if name is not None}
 
     def get_location(self, index: int) -> str:
         """Return the file and the row's last line."""
