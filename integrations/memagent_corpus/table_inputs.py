@@ -146,10 +146,14 @@ class FileTable:
                 hint="Name its charset with --encoding, as in --encoding latin-1.",
             ) from error
         except Exception as error:
-            if type(error).__module__.startswith("pyarrow") or isinstance(error, csv.Error):
+            is_from_arrow, is_from_csv = type(error).__module__.startswith("pyarrow"), isinstance(error, csv.Error)
+            # Dates of Arrow can be out of Python's range.
+            if is_from_arrow or is_from_csv or isinstance(error, ValueError | OverflowError):
                 raise DocumentError(
                     f"{display_url(self.location)} cannot be read as a table: {error}",
-                    hint="Check whether the file is damaged.",
+                    hint="A cell that begins with a quote must end with one, and have quotes in it doubled."
+                    if is_from_csv
+                    else "Check whether the file is damaged.",
                 ) from error
             raise
 

@@ -52,7 +52,10 @@ class TableRows:
 
     def __getitem__(self, index: int, /) -> TableRow:
         source_index, row_index = _locate(self._source_ends, index)
-        return self._sources[source_index][row_index]
+        try:
+            return self._sources[source_index][row_index]
+        except (ValueError, OverflowError) as error:  # a text that is not UTF-8, or a date out of Python's range
+            raise _make_unreadable_error(self.get_location(index), error) from error
 
     def get_location(self, index: int) -> str:
         """Return the file and line of a row, for messages."""
@@ -312,5 +315,5 @@ def _read_row(table: Any, index: int) -> TableRow:
     return row
 
 
-def _make_unreadable_error(path: Path, error: Exception) -> EvaluationError:
+def _make_unreadable_error(path: Path | str, error: Exception) -> EvaluationError:
     return EvaluationError(f"{path} cannot be read: {error}", hint="Check the path, and that the file is complete.")
