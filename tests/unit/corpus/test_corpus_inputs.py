@@ -308,7 +308,7 @@ def test_a_private_address_is_refused_unless_it_is_allowed(input_folder: Path, t
             open_inputs(f"{url}/a.txt")
         access = SourceAccess(allow_private=True)
         assert read_texts(open_inputs(f"{url}/a.txt", access=access), tmp_path) == {"a.txt": "one"}
-        (input_folder / "large.txt").write_text("a" * 5 * 2**20)  # larger than a block; the server sends no ranges
+        (input_folder / "large.txt").write_text("a" * 9 * 2**20)  # more than two blocks; the server has no ranges
         assert set(read_texts(open_inputs(f"{url}/large.txt", access=access), tmp_path)["large.txt"]) == {"a"}
         texts_by_name = read_texts(open_inputs(f"{url}/b.txt", access=access), tmp_path)
         assert "does not exist" in texts_by_name["b.txt"] or "cannot be fetched" in texts_by_name["b.txt"]
