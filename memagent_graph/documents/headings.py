@@ -134,9 +134,7 @@ class _HeadingFinder:
         precedes_item = next_line is not None and _parse_number(next_line["number"]) == (number[0] + 1,)
         last_item, self._last_item = self._last_item, None  # this line is between it and later items
         follows_item = (
-            last_item is not None
-            and last_item[0] + 1 == number[0]
-            and not block[last_item[1] : line.start()].strip()
+            last_item is not None and last_item[0] + 1 == number[0] and not block[last_item[1] : line.start()].strip()
         )
         if precedes_item or follows_item:
             self._last_item = number[0], line.end()

@@ -131,8 +131,9 @@ class DocumentStore:
                 hint="It was removed, or stored elsewhere: pass the document again.",
             )
         with self._translate_disk_errors("read"), self._get_text_path(ref).open("rb", buffering=0) as file:
-            file.seek(start_byte)
-            return file.read(max(0, end_byte - start_byte))
+            size = os.fstat(file.fileno()).st_size  # a log of somebody else may have any positions
+            file.seek(min(start_byte, size))
+            return file.read(max(0, min(end_byte, size) - start_byte))
 
     def read(self, ref: DocumentRef, start_byte: int, end_byte: int) -> str:
         """Return the text between two byte positions. Raises DocumentError if they split a character."""
@@ -148,7 +149,9 @@ class DocumentStore:
         """Yield the text, a megabyte at a time. Raises DocumentError if it is no longer in the store."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         for start in range(0, ref["size"], READ_BYTES):
-            yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
+            if not (data := self.read_bytes(ref, start, start + READ_BYTES)):
+                return  # the size in such a log may be wrong, too
+            yield decoder.decode(data)
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Return the starts of the document's pages or sources, in order; empty if it has none."""
