@@ -42,6 +42,8 @@ from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.private_files import create_private_folder, get_default_store, write_atomically
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
+_MAX_LABEL_CHARACTERS: Final = 10_000_000
+"""Maximum characters of all labels in a file of sections; if it has more, each is cut to an equal share."""
 _UNFINISHED_FILE_SECONDS: Final = 86_400
 """The age after which an unfinished file is deleted, because its writer must have been killed."""
 
@@ -176,16 +178,18 @@ class DocumentStore:
     def _load_marks(self, name: str | None) -> list[SourceMark]:
         if name is None:
             return []
-        if not re.fullmatch(r"[0-9a-f]{64}", name):
-            raise DocumentError(
-                f"{name!r} is not a list of sections that this version wrote", hint="Read the file again."
-            )
         try:
+            if not re.fullmatch(r"[0-9a-f]{64}", name):
+                raise ValueError("its name is not a digest")
             return [
                 SourceMark(start_char, label) for start_char, label in read_json_file(self._sections / f"{name}.json")
             ]
         except FileNotFoundError:
             return []
+        except (ValueError, TypeError) as error:
+            raise DocumentError(
+                f"{name!r} is not a list of sections that this version wrote: {error}", hint="Read the file again."
+            ) from error
 
     def has_text(self, ref: DocumentRef) -> bool:
         """Return whether the text of a reference is in this store."""
@@ -252,7 +256,7 @@ class DocumentStore:
             if isinstance(part, Omission):
                 omissions.append(part)
                 continue
-            if part.label is not None:
+            if part.label is not None and len(sections) < MAX_HEADINGS:
                 sections.append(SourceMark(characters, part.label))
             if part.headings and len(headings) < MAX_HEADINGS:
                 headings.append(SourceMark(characters, " > ".join(part.headings)))
@@ -293,9 +297,10 @@ class DocumentStore:
         return ref
 
     def _store_marks(self, marks: list[SourceMark]) -> str:
-        data = json.dumps([[mark.start_char, mark.label] for mark in marks], ensure_ascii=False).encode(
-            "utf-8", "replace"
-        )
+        """Store marks, at most `MAX_HEADINGS`, in a file that `_load_marks` can read, and return its name."""
+        longest = _MAX_LABEL_CHARACTERS // len(marks)
+        values = [[mark.start_char, mark.label[:longest]] for mark in marks]
+        data = json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
         name = hashlib.sha256(data).hexdigest()
         write_atomically(self._sections / f"{name}.json", data)
         return name
