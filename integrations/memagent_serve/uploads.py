@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -90,7 +90,7 @@ class Uploads:
             file = UploadedFile(file_id, file_bytes, int(time.time()), clean_file_name(name), purpose)
             with self.ledger.lock:
                 for quota_owner in (owner, None):
-                    if self._exceeds_quota(quota_owner, file_bytes):
+                    if max(self._compute_excess(quota_owner, file_bytes)) > 0:
                         raise _make_quota_error(quota_owner)
                 self.ledger.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
         except BaseException:
@@ -100,13 +100,14 @@ class Uploads:
 
     async def read_text(self, owner: Owner, file_id: str) -> DocumentRef:
         """Return the text of a file, which is converted if its text is not stored. Raises like `get` and `add_text`."""
-        path, values = self.get_content_path(owner, file_id), (time.time(), owner.name, file_id)
+        file = await asyncio.to_thread(self.get, owner, file_id)
+        values = time.time(), owner.name, file_id
         query = "UPDATE texts SET used = ? WHERE owner = ? AND file = ? RETURNING ref"
-        for row in self.ledger.execute(query, values):
+        for row in await asyncio.to_thread(self.ledger.execute, query, values):
             ref: DocumentRef = json.loads(row["ref"])
             return ref
-        with path.open("rb") as content:
-            document = Document.from_file(content, self.get(owner, file_id).filename)
+        with (self.folder / owner.name / f"{file.id}.bin").open("rb") as content:
+            document = Document.from_file(content, file.filename)
             return await self.add_text(owner, document, file_id)
 
     async def add_text(self, owner: Owner, document: Document, file_id: str | None = None) -> DocumentRef:
@@ -144,18 +145,19 @@ class Uploads:
         with self.ledger.lock:
             keys_in_use = {*self.texts_in_use(), *needed_keys}
             for quota_owner in (owner, None):
-                while self._exceeds_quota(quota_owner, additional_bytes):
-                    if not self._remove_oldest_text(quota_owner, keys_in_use):
+                excess_bytes, excess_entries = self._compute_excess(quota_owner, additional_bytes)
+                removable_texts = self._iter_removable_texts(quota_owner, keys_in_use)
+                while excess_bytes > 0 or excess_entries > 0:
+                    if (row := next(removable_texts, None)) is None:
                         raise _make_quota_error(quota_owner)
+                    self._remove_text(row["owner"], json.loads(row["ref"]))
+                    excess_bytes, excess_entries = excess_bytes - row["bytes"], excess_entries - 1
 
-    def _remove_oldest_text(self, owner: Owner | None, keys_in_use: Collection[str]) -> bool:
-        """Remove the oldest text that is not in use, and return whether there was one."""
-        name = owner and owner.name
-        for row in self.ledger.execute(f"SELECT owner, key, ref FROM texts {_OWNER_CONDITION} ORDER BY used", (name,)):  # noqa: S608
-            if row["key"] not in keys_in_use:
-                self._remove_text(row["owner"], json.loads(row["ref"]))
-                return True
-        return False
+    def _iter_removable_texts(self, owner: Owner | None, keys_in_use: Collection[str]) -> Iterator[Any]:
+        """Yield the rows of the texts that are not in use, the oldest first."""
+        query = f"SELECT owner, key, bytes, ref FROM texts {_OWNER_CONDITION} ORDER BY used"  # noqa: S608  no text of a client
+        rows = self.ledger.execute(query, (owner and owner.name,))
+        yield from (row for row in rows if row["key"] not in keys_in_use)
 
     def _remove_text(self, owner: str, ref: DocumentRef) -> None:
         self.ledger.execute("DELETE FROM texts WHERE owner = ? AND key = ?", (owner, ref["key"]))
@@ -163,15 +165,15 @@ class Uploads:
         if not other_rows and ref["key"] not in self.texts_in_use():
             self.store.remove(ref)
 
-    def _exceeds_quota(self, owner: Owner | None, additional_bytes: int = 0) -> bool:
-        """Return whether `additional_bytes` would exceed the quota of a key, or of all keys if `owner` is None."""
+    def _compute_excess(self, owner: Owner | None, additional_bytes: int) -> tuple[int, int]:
+        """Return by how many bytes and entries the quota of a key, or of all keys if `owner` is None, is exceeded."""
         quota, max_files = self.total_quota, 100 * _MAX_FILES
         if owner is not None:
             quota, max_files = owner.max_bytes or self.quota, _MAX_FILES
         entries = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
         query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {entries} {_OWNER_CONDITION}"  # noqa: S608  no text of a client
         ((used_bytes, entry_count),) = self.ledger.execute(query, (owner and owner.name,))
-        return bool(used_bytes + additional_bytes > quota or entry_count + bool(additional_bytes) > max_files)
+        return used_bytes + additional_bytes - quota, entry_count + bool(additional_bytes) - max_files
 
     def list_files(self, owner: Owner) -> list[UploadedFile]:
         """Return the files of a key, the newest first."""
