@@ -29,7 +29,7 @@ from memagent_graph.documents.conversion import run_in_thread
 from memagent_graph.documents.decoding import READ_BYTES
 from memagent_graph.documents.headings import MAX_HEADINGS, find_headings
 from memagent_graph.documents.loaders import open_document
-from memagent_graph.documents.omissions import describe_omission, summarize_omissions
+from memagent_graph.documents.omissions import OmissionSummary, describe_omission
 from memagent_graph.documents.sources import PDF_TYPE, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
     DocumentError,
@@ -247,14 +247,14 @@ class DocumentStore:
             EncodingError: the text has a surrogate, and U+FFFD may not take its place.
         """
         digest = hashlib.sha256()
-        omissions: list[Omission] = []
+        omissions = OmissionSummary()
         sections: list[SourceMark] = []
         headings: list[SourceMark] = []
         characters = 0
         is_blank = True
         for part in parts:
             if isinstance(part, Omission):
-                omissions.append(part)
+                omissions.add(part)
                 continue
             if part.label is not None and len(sections) < MAX_HEADINGS:
                 sections.append(SourceMark(characters, part.label))
@@ -276,7 +276,7 @@ class DocumentStore:
             file.write(data)
             characters += len(text)
             is_blank = is_blank and (not text or text.isspace())
-        stored_omissions = summarize_omissions(omissions)
+        stored_omissions = omissions.list_kinds()
         if is_blank:
             omission_texts = "; ".join(map(describe_omission, stored_omissions))
             raise EmptyDocumentError(
