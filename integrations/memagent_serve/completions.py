@@ -231,7 +231,7 @@ class ChatCompletions:
         self.manager.require_capacity(owner, question)
         attached_files = {position: part.file for position, part in chat.parts.items() if part.file is not None}
         files = {position: await self._store_file(file, owner) for position, file in attached_files.items()}
-        sources = list_sources(plan, files, self.reader.store)
+        sources = await asyncio.to_thread(list_sources, plan, files, self.reader.store)
         options = chat.options
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
         lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not needs_continuation
@@ -287,14 +287,14 @@ class ChatCompletions:
         )
         annotations = await asyncio.to_thread(build_annotations, result, "")
         with bad_gateway_on_error("reply"):
-            reply = msgspec.json.decode(response.body)
+            reply = json.loads(bytes(response.body))  # also accepts lone surrogates
             if response.status_code != 200:
                 return response
             for choice in reply["choices"]:
                 choice["message"]["annotations"] = annotations
             reply["usage"] = sum_usage(result.usage, reply.get("usage"))
             reply["memagent"] = describe_read(result, long_request.source_names)
-            return JSONResponse(reply)
+            return Response(json.dumps(reply, allow_nan=False), media_type="application/json")
 
     async def _stream_events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""
@@ -364,7 +364,7 @@ class ChatCompletions:
                 if not values["choices"] and not long_request.options.wants_usage:
                     return None
                 values["usage"] = sum_usage(result.usage, values["usage"])
-            return json.dumps(values, ensure_ascii=False)
+            return json.dumps(values)
 
 
 async def cancel_on_disconnect(request: Request, reply: Awaitable[T]) -> T:

@@ -390,7 +390,7 @@ def test_json_with_too_many_values_is_refused_before_parsing(body: bytes) -> Non
 
 
 def test_a_body_that_is_no_object_or_has_invalid_utf8_in_any_field_is_refused() -> None:
-    for body in (b"[]", b'{"model": "\x80ake"}', b'{"messages": [{"role": "user", "content": "\xff"}]}'):
+    for body in (b"[]", b'"' + b'\\"' * 2_200_000, b'{"model": "\x80ake"}', b'{"messages": [{"content": "\xff"}]}'):
         with pytest.raises(APIError, match="not a JSON object") as error:
             parse_fields(body)
         assert (error.value.status, error.value.code) == (400, "invalid_json")
