@@ -102,8 +102,8 @@ def _write_parts(parts: Parts, out: IO[bytes], max_text_bytes: int) -> None:
     written_bytes = 0
     for part in parts:
         if not isinstance(part, Block):
-            texts = (str(text)[:MAX_LABEL_CHARACTERS] for text in (part.what, part.place, part.remedy))
-            out.write(json.dumps(asdict(Omission(*texts, part.count))).encode() + b"\n")
+            what, place, remedy = (text[:MAX_LABEL_CHARACTERS] for text in (part.what, part.place, part.remedy))
+            out.write(json.dumps(asdict(Omission(what, place, remedy, part.count))).encode() + b"\n")
             continue
         for start in range(0, max(len(part.text), 1), PART_CHARACTERS):
             data = part.text[start : start + PART_CHARACTERS].encode("utf-8", "surrogatepass")
