@@ -59,6 +59,7 @@ class DocumentStore:
         self.root = Path(root)
         self._converter: str | None = None
         self._replace_undecodable = False
+        self._is_temporary = False
         self._texts = self.root / "texts"
         self._sections = self.root / "sections"
 
@@ -72,6 +73,15 @@ class DocumentStore:
         """
         store = copy(self)
         store._converter, store._replace_undecodable = converter, replace_undecodable
+        return store
+
+    def for_temporary_texts(self) -> Self:
+        """Return a copy of the store that removes only texts that it stored, and that nothing else has stored since.
+
+        They have a modification time of 0, which `add` changes.
+        """
+        store = copy(self)
+        store._is_temporary = True
         return store
 
     def add(self, document: Any, *, cancellation: Cancellation | None = None) -> DocumentRef:
@@ -97,9 +107,13 @@ class DocumentStore:
             with source as (media_type, parts), self._open_temporary_file() as file:
                 ref = self._write_parts(parts, file, document.name, media_type)
                 text_path = self._get_text_path(ref)
+                if not self._is_temporary:
+                    with contextlib.suppress(OSError):  # it is not stored yet
+                        os.utime(text_path)
                 if not text_path.exists():
                     file.flush()  # raises if the disk is full; a write itself may store only a part
                     os.fsync(file.fileno())
+                    self._mark_temporary(Path(file.name))
                     Path(file.name).replace(text_path)
             if document.pages:
                 ref["pages"] = document.pages
@@ -201,7 +215,13 @@ class DocumentStore:
         paths = [self._get_text_path(ref), *(self._sections / f"{name}.json" for name in names)]
         with self._translate_disk_errors():
             for path in paths:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    if not self._is_temporary or path.stat().st_mtime == 0:
+                        path.unlink()
+
+    def _mark_temporary(self, path: Path) -> None:
+        if self._is_temporary:
+            os.utime(path, (0, 0))
 
     @contextlib.contextmanager
     def _translate_disk_errors(self, action: Literal["read", "written"] = "written") -> Iterator[None]:
@@ -302,7 +322,10 @@ class DocumentStore:
         values = [[mark.start_char, mark.label[:longest]] for mark in marks]
         data = json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
         name = hashlib.sha256(data).hexdigest()
-        write_atomically(self._sections / f"{name}.json", data)
+        path = self._sections / f"{name}.json"
+        if not self._is_temporary or not path.exists():
+            write_atomically(path, data)
+            self._mark_temporary(path)
         return name
 
     def _get_text_path(self, ref: DocumentRef) -> Path:
