@@ -241,7 +241,7 @@ class CSVRows:
 
     def __getitem__(self, index: int, /) -> TableRow:
         row = self._rows[index][1]
-        if any(row.get(None, ())):  # type: ignore[call-overload]  the cells beyond the header
+        if any(row.get(None, ())):  # the cells beyond the header
             raise EvaluationError(
                 f"{self.get_location(index)} has more cells than the header",
                 hint="Put quotes around cells with commas.",
