@@ -53,7 +53,7 @@ class Uploads:
     ledger: Ledger
     """Contains the lists of files and texts."""
     store: DocumentStore
-    """Contains the texts."""
+    """Contains the texts. Those that others have stored too are never removed."""
     quota: int = field(kw_only=True)
     """The maximum bytes of one key's files and texts together, unless the key has its own limit."""
     total_quota: int = field(kw_only=True)
@@ -62,6 +62,7 @@ class Uploads:
     """Returns the keys of the documents that are being read."""
 
     def __post_init__(self) -> None:
+        self.store = self.store.for_temporary_texts()
         self._conversions: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_MAX_CONVERSIONS)
         )

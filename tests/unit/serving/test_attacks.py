@@ -42,6 +42,7 @@ BOB_HEADERS = {"Authorization": f"Bearer {BOB}"}
 MEGABYTE = 2**20
 PRIVATE_TEXT = "private-4711"
 ALICE_HEADER, JSON_HEADER = f"Authorization: Bearer {ALICE}", "Content-Type: application/json"
+BOB_HEADER = f"Authorization: Bearer {BOB}"
 POST_CHAT = ("POST /v1/chat/completions HTTP/1.1", ALICE_HEADER, JSON_HEADER)
 
 
@@ -324,6 +325,16 @@ def test_connection_without_a_complete_head_is_closed(server: Server, monkeypatc
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(partial_head)
             assert connection.recv(100) == b""
+
+
+def test_connection_that_takes_no_reply_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "SEND_SECONDS", 0.2)
+    file_id = upload(server, "a.txt", b"x" * (MEGABYTE // 2), BOB_HEADERS).json()["id"]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(make_request_head(f"GET /v1/files/{file_id}/content HTTP/1.1", BOB_HEADER) * 40)
+        time.sleep(1)
+        received_bytes = sum(len(data) for data in iter(lambda: connection.recv(MEGABYTE), b""))
+    assert received_bytes < 20 * MEGABYTE
 
 
 @pytest.mark.parametrize("host", ["localhost", "evil.example"])

@@ -141,9 +141,7 @@ def test_events_show_each_chunk_until_the_answer(browser: Browser) -> None:
     assert browser.start_reads() == [run_id] != browser.start_reads(read_again=True), "unless it asks for a new read"
 
 
-def test_each_question_is_a_read_and_several_documents_are_one_text(
-    browser: Browser,
-) -> None:
+def test_each_question_is_a_read_and_several_documents_are_one_text(browser: Browser) -> None:
     first_id = browser.upload("one.txt", make_document({0.5: FACTS[0.2]}, words=400)).json()["id"]
     second_id = browser.upload("two.html", "<p>The key of castle is 12.</p>").json()["id"]
     questions = [QUESTION, "What is the key of castle?"]
