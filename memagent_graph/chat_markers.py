@@ -36,9 +36,9 @@ FAMILY_MARKERS: Final[Mapping[str, str]] = {
 }
 """For each first character of a marker: a regular expression for the rest."""
 TURN_END: Final = re.compile(
-    r"(?:<\|[^|<>\s]{1,40}\|>|</s>|<(?:eos|eop|pad|end_of_turn)>|<turn\|>|<｜[^｜<>\n]{1,40}｜>|\[(?:\|endofturn\||PAD|/INST)\])\s*\Z"
+    r"(?:<\|[^|<>\s]{1,40}\|>|</s>|<(?:eos|eop|pad|end_of_turn)>|<turn\|>|<｜[^｜<>\n]{1,40}｜>|\[(?:\|endofturn\||PAD|/INST)\])"
 )
-"""A token with which a template ends a turn, at the end of a text. Some servers do not remove it."""
+"""A token with which a template ends a turn. Some servers do not remove it from the end of a text."""
 TURN_BEGIN: Final = re.compile(
     r"\s*(?:(?:<s>|<bos>|<sop>|\[gMASK\]|<\|(?:begin_of_text|startoftext)\|>|<｜begin▁of▁sentence｜>)\s*)+",
     re.IGNORECASE,

@@ -422,8 +422,8 @@ def _shorten_to_budget(max_tokens: int, question: str, context: ReaderContext) -
 def _decode_base64(data: JSONText) -> bytes:
     """Decode base64 text or a base64 data URL."""
     try:
-        text = data.decode()
-        digits = "".join((text.partition(",")[2] if text.startswith("data:") else text).split())
-        return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
+        digits = data.decode().encode().translate(None, b" \t\r\n\v\f")  # `split` takes twenty times the memory
+        digits = digits.partition(b",")[2] if digits.startswith(b"data:") else digits
+        return base64.b64decode(digits + b"=" * (-len(digits) % 4), validate=True)
     except (ValueError, msgspec.DecodeError) as error:
         raise make_bad_request(f"file_data is not base64: {error}", "messages") from error

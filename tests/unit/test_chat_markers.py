@@ -68,6 +68,7 @@ def test_each_marker_of_a_known_family_is_escaped(family) -> None:
     ],
 )  # fmt: skip
 def test_other_text_is_unchanged(text) -> None:
+    text += f"<{' ' * 50_000}x"
     assert GUARDING_PROMPTS.neutralise(text) == text
 
 

@@ -397,8 +397,9 @@ def test_request_bodies_are_limited_in_size_and_time(upstream: FakeServer, tmp_p
         browser = Browser.sign_in(server)
         assert browser.upload("a.txt", "The town. " * 6000).status_code == 413, "with its text"
         assert not any((tmp_path / "serve").rglob("*.bin"))
-        assert browser.post("reads", files=["x" * 2**20], questions=["?"]).status_code == 413
-        lines = ("POST /page/session HTTP/1.1", "X-Memagent-Page: 1", JSON_HEADER, "Content-Length: 10000")
+        sizes = {"reads": 2**20, "session": 2**12}
+        assert {browser.post(path, token="x" * size).status_code for path, size in sizes.items()} == {413}
+        lines = ("POST /page/session HTTP/1.1", "X-Memagent-Page: 1", JSON_HEADER, "Content-Length: 4096")
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(make_request_head(*lines) + b"{")
             for _ in range(200):  # a client that is never idle
