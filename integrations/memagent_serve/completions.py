@@ -129,27 +129,28 @@ class ChatCompletions:
             APIError: the request is refused.
             MemAgentError: the read or the policy failed.
         """
-        long_request = await self._receive(request, owner)
-        if isinstance(long_request, Response):
-            return long_request
-        try:
-            self.metrics.completions.labels("read_and_passed" if long_request.continuation else "read").inc()
-            read, start_kind = await self.manager.start(
-                long_request.read_request, read_again=request.headers.get(NEW_READ_HEADER) in {"1", "true"}
-            )
-            if long_request.options.stream:
-                return EventSourceResponse(
-                    self._stream_events(long_request, read),
-                    headers={RUN_ID_HEADER: read.run_id, READ_HEADER: start_kind},
-                    ping=HEARTBEAT_SECONDS,
-                    send_timeout=_SEND_TIMEOUT_SECONDS,
-                    sep="\n",
+        with self.uploads.holding_texts():
+            long_request = await self._receive(request, owner)
+            if isinstance(long_request, Response):
+                return long_request
+            try:
+                self.metrics.completions.labels("read_and_passed" if long_request.continuation else "read").inc()
+                read, start_kind = await self.manager.start(
+                    long_request.read_request, read_again=request.headers.get(NEW_READ_HEADER) in {"1", "true"}
                 )
-            async with long_request.reservation:
-                response = await cancel_on_disconnect(request, self._respond(long_request, read))
-        except BaseException:
-            await long_request.reservation.aclose()
-            raise
+            except BaseException:
+                await long_request.reservation.aclose()
+                raise
+        if long_request.options.stream:
+            return EventSourceResponse(
+                self._stream_events(long_request, read),
+                headers={RUN_ID_HEADER: read.run_id, READ_HEADER: start_kind},
+                ping=HEARTBEAT_SECONDS,
+                send_timeout=_SEND_TIMEOUT_SECONDS,
+                sep="\n",
+            )
+        async with long_request.reservation:
+            response = await cancel_on_disconnect(request, self._respond(long_request, read))
         response.headers[RUN_ID_HEADER] = read.run_id
         response.headers[READ_HEADER] = start_kind
         return response

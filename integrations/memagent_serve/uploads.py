@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import secrets
@@ -10,6 +11,8 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -26,7 +29,14 @@ _MAX_FILES: Final = 10_000
 """Maximum number of files and texts of one key."""
 _MAX_CONVERSIONS: Final = 2
 """Maximum number of files of one key that are converted at once: each takes a thread, a processor and much memory."""
+_keys_of_request: ContextVar[set[str] | None] = ContextVar("_keys_of_request", default=None)
 _OWNER_CONDITION: Final = "WHERE coalesce(?1 = owner, 1)"
+_TEXTS_OF_ANY_OWNER: Final = (
+    "WITH RECURSIVE owners(name) AS (SELECT min(owner) FROM texts UNION ALL "
+    "SELECT (SELECT min(owner) FROM texts WHERE owner > name) FROM owners WHERE name NOT NULL) "
+    "SELECT 1 FROM texts WHERE owner IN owners AND key = ?"
+)
+"""Uses the primary key, which begins with the owner: one search for each owner, and no walk through all texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,7 @@ class Uploads:
 
     def __post_init__(self) -> None:
         self.store = self.store.for_temporary_texts()
+        self._held_keys: dict[int, set[str]] = {}
         self._conversions: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_MAX_CONVERSIONS)
         )
@@ -103,13 +114,20 @@ class Uploads:
         """Return the text of a file, which is converted if its text is not stored. Raises like `get` and `add_text`."""
         file = await asyncio.to_thread(self.get, owner, file_id)
         values = time.time(), owner.name, file_id
-        query = "UPDATE texts SET used = ? WHERE owner = ? AND file = ? RETURNING ref"
-        for row in await asyncio.to_thread(self.ledger.execute, query, values):
-            ref: DocumentRef = json.loads(row["ref"])
+        if (ref := await asyncio.to_thread(self._find_text, values)) is not None:
             return ref
         with (self.folder / owner.name / f"{file.id}.bin").open("rb") as content:
             document = Document.from_file(content, file.filename)
             return await self.add_text(owner, document, file_id)
+
+    def _find_text(self, values: tuple[float, str, str]) -> DocumentRef | None:
+        query = "UPDATE texts SET used = ? WHERE owner = ? AND file = ? RETURNING ref"
+        with self.ledger.lock:
+            for row in self.ledger.execute(query, values):
+                ref: DocumentRef = json.loads(row["ref"])
+                _hold_text(ref)
+                return ref
+        return None
 
     async def add_text(self, owner: Owner, document: Document, file_id: str | None = None) -> DocumentRef:
         """Store the text of a document for a key: plain text, Markdown, HTML, PDF, DOCX.
@@ -140,11 +158,27 @@ class Uploads:
             except APIError:
                 self._remove_text(owner.name, ref)
                 raise
+            _hold_text(ref)
+
+    @contextmanager
+    def holding_texts(self) -> Iterator[None]:
+        """Keep the texts that a request stores or finds, until its read has started."""
+        keys: set[str] = set()
+        token = _keys_of_request.set(keys)
+        self._held_keys[id(keys)] = keys
+        try:
+            yield
+        finally:
+            del self._held_keys[id(keys)]
+            _keys_of_request.reset(token)
+
+    def _list_keys_in_use(self) -> set[str]:
+        return {*self.texts_in_use(), *itertools.chain(*list(self._held_keys.values()))}
 
     def _free_space(self, owner: Owner, additional_bytes: int, *needed_keys: str) -> None:
         """Remove the oldest texts that no read uses until `additional_bytes` bytes fit."""
         with self.ledger.lock:
-            keys_in_use = {*self.texts_in_use(), *needed_keys}
+            keys_in_use = {*self._list_keys_in_use(), *needed_keys}
             for quota_owner in (owner, None):
                 excess_bytes, excess_entries = self._compute_excess(quota_owner, additional_bytes)
                 removable_texts = self._iter_removable_texts(quota_owner, keys_in_use)
@@ -162,8 +196,8 @@ class Uploads:
 
     def _remove_text(self, owner: str, ref: DocumentRef) -> None:
         self.ledger.execute("DELETE FROM texts WHERE owner = ? AND key = ?", (owner, ref["key"]))
-        other_rows = self.ledger.execute("SELECT 1 FROM texts WHERE key = ?", (ref["key"],))
-        if not other_rows and ref["key"] not in self.texts_in_use():
+        other_rows = self.ledger.execute(_TEXTS_OF_ANY_OWNER, (ref["key"],))
+        if not other_rows and ref["key"] not in self._list_keys_in_use():
             self.store.remove(ref)
 
     def _compute_excess(self, owner: Owner | None, additional_bytes: int) -> tuple[int, int]:
@@ -204,6 +238,11 @@ class Uploads:
         columns = "id, bytes, created_at, filename, purpose"
         rows = self.ledger.execute(f"SELECT {columns} FROM files WHERE {condition}", values)  # noqa: S608  those above
         return [UploadedFile(**row) for row in rows]
+
+
+def _hold_text(ref: DocumentRef) -> None:
+    if (keys := _keys_of_request.get()) is not None:
+        keys.add(ref["key"])
 
 
 def _make_quota_error(owner: Owner | None) -> APIError:

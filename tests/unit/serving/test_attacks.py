@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import itertools
 import json
@@ -255,6 +256,10 @@ def test_malicious_file_ids_are_not_found(server: Server, file_id: str) -> None:
 def test_too_large_and_empty_files_are_refused(server: Server) -> None:
     assert upload(server, "large.txt", b"x" * (2 * MEGABYTE)).status_code == 413
     assert upload(server, "empty.txt", b"").status_code == 400
+    texts = [f"{LONG_TEXT} {number}" * (400_000 // len(LONG_TEXT)) for number in range(3)]
+    files = [{"filename": "a.txt", "file_data": base64.b64encode(text.encode()).decode()} for text in texts]
+    reply = post(server, make_chat([{"type": "file", "file": file} for file in files]))
+    assert reply.status_code == 413, "a request does not remove its own texts"
 
 
 def test_form_with_too_many_parts_is_refused(server: Server) -> None:

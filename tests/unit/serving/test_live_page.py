@@ -393,8 +393,10 @@ def test_scripts_in_names_documents_and_answers_are_sent_as_data(browser: Browse
 
 
 def test_request_bodies_are_limited_in_size_and_time(upstream: FakeServer, tmp_path: Path) -> None:
-    with serve(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server:
+    with serve(upstream.base_url, tmp_path, page=True, idle_seconds=0.3, storage=100_000) as server:
         browser = Browser.sign_in(server)
+        assert browser.upload("a.txt", "The town. " * 6000).status_code == 413, "with its text"
+        assert not any((tmp_path / "serve").rglob("*.bin"))
         sizes = {"reads": 2**20, "session": 2**12}
         assert {browser.post(path, token="x" * size).status_code for path, size in sizes.items()} == {413}
         lines = ("POST /page/session HTTP/1.1", "X-Memagent-Page: 1", JSON_HEADER, "Content-Length: 4096")
