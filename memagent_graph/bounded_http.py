@@ -12,12 +12,18 @@ HEADER_SECONDS = 30.0
 _IDLE_SECONDS: Final = 75
 """Seconds that a connection stays open after a request. Clients and proxies should close it first, because a request
 that arrives while the server closes the connection is lost. So this is longer than their time-outs."""
+SEND_SECONDS = 60.0
+"""Maximum time for a client to take what fills its buffer."""
 
 
 class BoundedProtocol(H11Protocol):
-    """Closes a connection if no request begins in time. uvicorn does so only if no byte arrives after a request."""
+    """Closes a connection if no request begins in time, or if the client does not take the responses.
+
+    uvicorn does so only if no byte arrives after a request.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -30,10 +36,21 @@ class BoundedProtocol(H11Protocol):
         self._expect_request(_IDLE_SECONDS + HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting for a request."""
+        """Stop waiting for the client."""
         super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in filter(None, (self._timer, self._send_timer)):
+            timer.cancel()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to take a part of the response."""
+        super().pause_writing()
+        self._send_timer = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop waiting for the client to take a part of the response."""
+        super().resume_writing()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
 
     def _expect_request(self, seconds: float) -> None:
         if self._timer is not None:

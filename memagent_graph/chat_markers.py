@@ -1,8 +1,8 @@
 """Finds the control tokens of chat templates, of known model families and of models whose files are on this machine.
 
 Prompts escape them. Otherwise a document that contains one could end its message and begin another. The families are
-ChatML (Qwen, Yi, InternLM and others), Llama 2, 3 and 4, Mistral, Gemma, Phi, DeepSeek, GPT-OSS, Command R, GLM, EXAONE
-and Granite. Their markers are public in the tokenizer files of the models.
+ChatML (Qwen, Yi, InternLM and others), Llama 2, 3 and 4, Mistral, Gemma, Phi, DeepSeek, GPT-OSS, Command R, GLM,
+EXAONE, Granite, Seed, Nemotron, SmolVLM and MiniMax. Their markers are public in the tokenizer files of the models.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FAMILY_MARKERS: Final[Mapping[str, str]] = {
             r"｜[^｜<>\n]{1,80}｜>",  # DeepSeek writes full-width bars: <｜begin▁of▁sentence｜>
             r"/?(?:s|bos|eos|pad|unk|sop|eop|(?:start|end)_of_(?:turn|image|role|text))>",
             r"/?(?:think|tools?|tool_call|tool_response|function_calls?|reserved_\d+)>",
+            r"/?(?:seed:[a-z_:]{1,40}|SPECIAL_\d+|extra_id_\d+|eo[ah]|end_of_utterance)>",
             r"</?SYS>>",
         )
     ),
@@ -30,15 +31,16 @@ FAMILY_MARKERS: Final[Mapping[str, str]] = {
         (
             r"/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|THINK)\]",
             r"\|[^|\[\]\s]{1,40}\|\]",  # [|endofturn|]
-            r"gMASK\]",
+            r"gMASK\]|UNUSED_TOKEN_\d+\]|e~\[",
         )
     ),
+    "]": r"~!?b[\[\]]",  # MiniMax: ]~!b[, ]~b]
 }
 """For each first character of a marker: a regular expression for the rest."""
 TURN_END: Final = re.compile(
-    r"(?:<\|[^|<>\s]{1,40}\|>|</s>|<(?:eos|eop|pad|end_of_turn)>|<turn\|>|<｜[^｜<>\n]{1,40}｜>|\[(?:\|endofturn\||PAD|/INST)\])\s*\Z"
+    r"(?:<\|[^|<>\s]{1,40}\|>|</s>|<(?:eos|eop|pad|end_of_turn)>|<turn\|>|<｜[^｜<>\n]{1,40}｜>|\[(?:\|endofturn\||PAD|/INST)\])"
 )
-"""A token with which a template ends a turn, at the end of a text. Some servers do not remove it."""
+"""A token with which a template ends a turn. Some servers do not remove it from the end of a text."""
 TURN_BEGIN: Final = re.compile(
     r"\s*(?:(?:<s>|<bos>|<sop>|\[gMASK\]|<\|(?:begin_of_text|startoftext)\|>|<｜begin▁of▁sentence｜>)\s*)+",
     re.IGNORECASE,

@@ -29,6 +29,7 @@ COMMON_FIELDS = frozenset({"prompt", "memory", "chunk"})
 ANSWER_FIELDS = frozenset({"prompt", "memory", "schema"})
 """The fields that the answer's template may have. {schema} is empty unless the answer is structured."""
 _TAG = re.compile(r"</?\s*([A-Za-z][\w-]*)\s*>")
+_BRACE = re.compile(r"\\boxed\{|[{}]")
 
 EMPTY_MEMORY = "(empty)"
 """The text of the memory before the first update."""
@@ -160,7 +161,7 @@ class Prompts:
     def _escape_patterns(self) -> dict[str, re.Pattern[str]]:
         """The patterns to escape in a field, by their first character, which makes the search fast."""
         tags = "|".join(sorted(map(re.escape, {tag for template in self.templates.values() for tag in template.tags})))
-        continuations = [("<", rf"\s*/?\s*(?:{tags})\b")]
+        continuations = [("<", rf"\s*(?:/\s*)?(?:{tags})\b")]
         continuations += [(token[0], re.escape(token[1:])) for token in sorted(self.control_tokens) if len(token) > 1]
         continuations += FAMILY_MARKERS.items() if self.guards_families else ()
         return {
@@ -191,15 +192,15 @@ class Prompts:
 
 def extract_last_boxed(text: str) -> str | None:
     r"""Return the stripped content of the last complete \boxed{...} (with balanced braces) of a text, or None."""
-    end = len(text)
-    while (start := text.rfind("\\boxed{", 0, end)) >= 0:
-        depth = 0
-        for position in range(start + len("\\boxed"), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[start + len("\\boxed{") : position].strip()
-        end = start
-    return None
+    openings: list[re.Match[str]] = []
+    answer, answer_start = None, -1
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            openings.append(brace)
+        elif openings and (opening := openings.pop())[0] != "{" and opening.end() > answer_start:
+            answer_start = opening.end()
+            answer = text[answer_start : brace.start()].strip()
+    return answer
 
 
 def load_prompts(

@@ -8,6 +8,7 @@ as the end of a block that began in the prompt. A text that only mentions a mark
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Final
 
 from memagent_graph.chat_markers import NEXT_TURN, TURN_BEGIN, TURN_END
@@ -24,7 +25,7 @@ _FAMILIES: Final = (
     ("channel", r"<\|{name}>thought\b", r"<{name}\|>"),  # Gemma 4
     ("unused9", "<{name}4>thought\\b", "<{name}5>"),  # MedGemma
     ("im_start", r"<\|{name}\|>think\n", r"<\|{name}\|>answer\n"),  # s1
-    ("details", r"<{name}\s[^<>\n]*reasoning[^<>\n]*>", "</{name}>"),  # Open WebUI
+    ("details", r"<{name}\s(?=[^<>\n]*reasoning)[^<>\n]*>", "</{name}>"),  # Open WebUI
     ("here is|here's", "{name} my thought process:", "{name} my response:"),  # Granite 3
 )
 """For each family: the names in its markers, and the opening and closing marker of a block of reasoning."""
@@ -39,7 +40,7 @@ _CLOSING_MARKER: Final = re.compile(
 """The closing marker of a block whose opening marker may be in the prompt."""
 _CHANNEL: Final = re.compile(
     r"(?:\A\s*|<\|(?:end|return|call)\|>\s*)(?:<\|start\|>assistant\s*)?"
-    r"<\|channel\|>(\w+)[^<>]{0,80}(?:<\|constrain\|>[^<>]{0,40})?<\|message\|>(.*?)(?=<\|(?:end|return|call)\|>|\Z)",
+    r"<\|channel\|>(\w{1,40})[^<>]{0,80}(?:<\|constrain\|>[^<>]{0,40})?<\|message\|>(.*?)(?=<\|(?:end|return|call)\|>|\Z)",
     re.DOTALL,
 )
 _BARE_CHANNELS: Final = re.compile(r"\A\s*analysis(?=\S).*assistant\s?final(?=\S)", re.DOTALL)
@@ -58,6 +59,8 @@ _SENTENCE_CONTINUATION: Final = re.compile(r"[ \t]+[^\W\dA-Z_]|[ \t]*[,;:.)!?]")
 """The text after a marker in the middle of a sentence."""
 _PREDICATE: Final = re.compile(r" (?:tags?|tokens?|is|are|was|were|and|or|marks?|means|opens?|begins?|starts?)\b")
 """The text after a marker that is the subject of a sentence."""
+_MAX_BLOCKS: Final = 64
+"""The number of markers that are examined: each takes time in proportion to the length of the text."""
 _QUOTES: Final = "`'\"“‘«(["
 _SENTENCE_ENDS: Final = ".!?…。！？"
 
@@ -91,7 +94,9 @@ def _extract_final_channel(text: str) -> str:
 
 def _remove_first_blocks(text: str) -> str:
     """Return the text without the blocks of reasoning at its beginning."""
-    while (opening := _OPENING_MARKER.match(text, len(text) - len(text.lstrip()))) is not None:
+    for _ in range(_MAX_BLOCKS):
+        if (opening := _OPENING_MARKER.match(text, len(text) - len(text.lstrip()))) is None:
+            break
         closing_span = _find_block_end(text, opening)
         if closing_span is None:
             return text if _PREDICATE.match(text, opening.end()) else ""
@@ -105,7 +110,7 @@ def _remove_line_blocks(text: str) -> str:
     """Return the text without blocks of reasoning on separate lines. An open block extends to the text's end."""
     fences = [fence.span() for fence in _FENCE.finditer(text)]
     reply, block_end = "", 0
-    for opening in _OPENING_MARKER.finditer(text):
+    for opening in islice(_OPENING_MARKER.finditer(text), _MAX_BLOCKS):
         start = opening.start()
         is_fenced = any(fence_start < start < fence_end for fence_start, fence_end in fences)
         if start < block_end or is_fenced or not _begins_line(text, start):
@@ -144,11 +149,10 @@ def _is_mention(text: str, start: int, end: int, closing_end: int) -> bool:
 def _find_open_block_end(text: str) -> int:
     """Return the end of a block of reasoning that began in the prompt; 0 if there is none."""
     fences = [fence.span() for fence in _FENCE.finditer(text)]
-    end = 0
-    for closing in _CLOSING_MARKER.finditer(text):
+    for closing in reversed([*_CLOSING_MARKER.finditer(text)][-_MAX_BLOCKS:]):
         if not any(start < closing.start() < stop for start, stop in fences) and _ends_block(text, *closing.span()):
-            end = closing.end()
-    return end
+            return closing.end()
+    return 0
 
 
 def _ends_block(text: str, start: int, end: int) -> bool:
@@ -175,9 +179,14 @@ def _remove_turn_ends(text: str) -> str:
     """Return the text without the end-of-turn tokens that a server left at its end, and without further turns."""
     if (next_turn := NEXT_TURN.search(text)) and next_turn[1] not in text[: next_turn.start()]:
         text = text[: next_turn.start()]
-    while marker := TURN_END.search(text):
-        preceding, opening = text[: marker.start()], marker[0].replace("/", "").replace("_end", "_start")
-        if preceding[-1:] == " " or preceding[-1:] in set(_QUOTES) or (opening != marker[0] and opening in preceding):
-            return text  # the marker is mentioned, or is part of a quotation
-        text = preceding.rstrip()
-    return text
+    markers = [*TURN_END.finditer(text)]
+    first_starts = {opening: text.find(opening) for opening in ("<s>", "[INST]")}
+    first_starts |= {marker[0]: marker.start() for marker in reversed(markers)}
+    end = len(text)
+    for marker in reversed(markers):
+        start, opening = marker.start(), marker[0].replace("/", "").replace("_end", "_start")
+        is_quotation = opening != marker[0] and 0 <= first_starts.get(opening, -1) < start
+        if is_quotation or text[start - 1 : start] in {" ", *_QUOTES} or text[marker.end() : end].strip():
+            break  # it is part of a quotation, is mentioned, or is not at the end
+        end = start
+    return text if end == len(text) else text[:end].rstrip()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -35,8 +36,13 @@ MAX_SCHEMA_BYTES: Final = 32_768
 MAX_SCHEMA_DEPTH: Final = 32
 _MAX_STEPS: Final = 30_000
 """The maximum number of keywords that are applied to a reply. Nested alternatives could otherwise take hours."""
+_MAX_SECONDS: Final = 2.0
+"""The maximum time for a reply: a step with a large value takes some milliseconds."""
 _MAX_NESTED_STEPS: Final = 100
 """The maximum number of keywords within each other. References could otherwise exceed the depth of Python's stack."""
+_MAX_PATTERNS: Final = 16
+"""The maximum number of patterns of a schema. One may take 16 MB."""
+_MAX_CHECKED_ITEMS: Final = 100
 _MAX_PROBLEMS: Final = 8
 _MAX_PROBLEM_CHARACTERS: Final = 240
 _MAX_JSON_VALUES: Final = 64
@@ -46,8 +52,8 @@ _MAX_ENUM_OPTIONS: Final = 12
 _MAPPING_KEYWORDS: Final = ("properties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _SUBSCHEMA_KEYWORDS: Final = (
     *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
-    *("prefixItems", "items", "additionalItems", "contains", "unevaluatedItems"),
-    *("additionalProperties", "propertyNames", "unevaluatedProperties"),
+    *("prefixItems", "items", "additionalItems", "contains"),
+    *("additionalProperties", "propertyNames"),
 )
 _UNSUPPORTED_KEYWORDS: Final = (
     "patternProperties",
@@ -56,6 +62,8 @@ _UNSUPPORTED_KEYWORDS: Final = (
     "$recursiveRef",
     "$recursiveAnchor",
     "$id",
+    "unevaluatedItems",  # these two follow references in exponential time
+    "unevaluatedProperties",
 )
 _FENCED_BLOCK: Final = re.compile(r"```(?:json|JSON)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
@@ -286,8 +294,16 @@ class _TooManyStepsError(Exception):
 class _Steps:
     """The number of keywords that were applied to a reply, and how many of them are within each other now."""
 
-    count = 0
-    depth = 0
+    def __init__(self) -> None:
+        self.count = self.depth = 0
+        self.end_time = time.monotonic() + _MAX_SECONDS
+
+    def begin(self) -> None:
+        """Begin a step; it may be within others."""
+        self.count += 1
+        self.depth += 1
+        if self.count > _MAX_STEPS or self.depth > _MAX_NESTED_STEPS or time.monotonic() > self.end_time:
+            raise _TooManyStepsError
 
 
 def _make_server_name(name: Any) -> str:
@@ -362,7 +378,7 @@ def _require_supported(schema: dict[str, Any]) -> None:
     try:
         dialect = {"$schema": str(schema.get("$schema", ""))}
         validator = jsonschema.validators.validator_for(dialect, jsonschema.Draft202012Validator)
-        validator.check_schema(schema)
+        validator.check_schema(_cut_lists(schema), format_checker=None)
     except Exception as error:  # URLs and patterns of any text raise errors of many kinds
         path, message = getattr(error, "absolute_path", ()), getattr(error, "message", str(error))
         raise ResponseFormatError(
@@ -387,14 +403,24 @@ def _require_supported(schema: dict[str, Any]) -> None:
                 f"the schema refers to {_shorten(subschema['$ref'])}, which is not one of its schemas",
                 hint='Copy that part to $defs, and refer to it as "#/$defs/NAME".',
             )
-        if "pattern" in subschema:
-            try:
-                _compile_pattern(subschema["pattern"])
-            except PydanticSchemaError as error:
-                raise ResponseFormatError(
-                    f"the pattern {_shorten(subschema['pattern'])} is not supported",
-                    hint="Patterns are matched in linear time: leave out look-around and back-references.",
-                ) from error
+    patterns = {str(subschema["pattern"]) for subschema in subschemas.values() if "pattern" in subschema}
+    if len(patterns) > _MAX_PATTERNS:
+        raise ResponseFormatError(f"the schema has more than {_MAX_PATTERNS} patterns", hint="Leave some out.")
+    for pattern in patterns:
+        try:
+            _compile_pattern(pattern)
+        except PydanticSchemaError as error:
+            raise ResponseFormatError(
+                f"the pattern {_shorten(pattern)} is not supported",
+                hint="Patterns are matched in linear time: leave out look-around and back-references.",
+            ) from error
+
+
+def _cut_lists(value: Any) -> Any:
+    """Return a value with short lists, because the check of a schema compares each item of a list with each."""
+    if isinstance(value, dict):
+        return {key: _cut_lists(member) for key, member in value.items()}
+    return [_cut_lists(item) for item in value[:_MAX_CHECKED_ITEMS]] if isinstance(value, list) else value
 
 
 def _find_target(schema: Any, reference: str) -> Any:
@@ -412,7 +438,7 @@ def _find_target(schema: Any, reference: str) -> Any:
     return target
 
 
-@lru_cache
+@lru_cache(maxsize=_MAX_PATTERNS)
 def _compile_pattern(pattern: str) -> TypeAdapter[str]:
     """Return a validator of texts that matches a pattern in linear time."""
     return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
@@ -432,23 +458,27 @@ def _make_validator(schema: dict[str, Any], steps: _Steps) -> Any:
             except ValidationError:
                 yield jsonschema.ValidationError(f"{instance!r} does not match {expression!r}")
 
+    def compare_items(validator: Any, is_unique: bool, instance: Any, _: Any) -> Iterator[Any]:
+        items = instance if is_unique and validator.is_type(instance, "array") else ()
+        if len({json.dumps(item, sort_keys=True) for item in items}) < len(items):
+            yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
+
     def count_steps(keyword: Any) -> Any:
         def apply(*arguments: Any) -> Iterator[Any]:
-            steps.count += 1
-            steps.depth += 1
             try:
-                if steps.count > _MAX_STEPS or steps.depth > _MAX_NESTED_STEPS:
-                    raise _TooManyStepsError
+                steps.begin()
                 yield from keyword(*arguments) or ()
             finally:
                 steps.depth -= 1
 
         return apply
 
-    keywords = {**base_validator.VALIDATORS, "pattern": match_pattern}
+    keywords = {**base_validator.VALIDATORS, "pattern": match_pattern, "uniqueItems": compare_items}
     counted_keywords = {name: count_steps(keyword) for name, keyword in keywords.items()}
     validator_class = jsonschema.validators.extend(base_validator, counted_keywords)
-    return validator_class(schema, registry=referencing.Registry())
+    # With $schema, a reference to the root would have jsonschema's own validator, without these keywords.
+    root = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
+    return validator_class(root, registry=referencing.Registry())
 
 
 def _find_candidates(reply: str) -> Iterator[str]:

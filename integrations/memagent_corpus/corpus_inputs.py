@@ -114,7 +114,8 @@ def open_inputs(
     """
     if source.startswith(DATASET_PREFIX):
         dataset = DatasetTable(source.removeprefix(DATASET_PREFIX), subset, split)
-        return TableInputs((dataset,), access, columns)
+        folder = dataset.location if Path(dataset.location).is_dir() else ""
+        return TableInputs((dataset,), _set_default_root(access, folder), columns)
     if get_scheme(source) in {"", "file"}:
         source = str(Path(source.removeprefix("file://")).expanduser())
     scheme = get_scheme(source)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from memagent_corpus.corpus_reader import DocumentTask
 from memagent_corpus.corpus_rows import CorpusRow, decode_row, encode_row
 from memagent_corpus.source_access import CorpusDocument
@@ -137,14 +139,17 @@ class CorpusLedger:
         while rows_left > 0:
             with self._locked_connection() as connection:
                 rows = connection.execute(
-                    "SELECT number, payload FROM rows WHERE payload IS NOT NULL AND number > ? ORDER BY number LIMIT ?",
+                    "SELECT number, CAST(payload AS BLOB) FROM rows WHERE payload IS NOT NULL AND number > ? "
+                    "ORDER BY number LIMIT ?",
                     (last_number, min(rows_left, _ROWS_PER_FETCH)),
                 ).fetchall()
             if not rows:
                 return
             rows_left -= len(rows)
             for last_number, payload in rows:
-                yield last_number, decode_row(payload)
+                with self._convert_errors():
+                    row = decode_row(payload)
+                yield last_number, row
 
     # Parts
 
@@ -225,8 +230,10 @@ class CorpusLedger:
     def _convert_errors(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, sqlite3.Error) as error:
-            is_foreign = type(error) in {sqlite3.DatabaseError, UnknownSchemaError}
+        except (OSError, sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            is_foreign = type(error) in {sqlite3.DatabaseError, UnknownSchemaError} or not isinstance(
+                error, OSError | sqlite3.Error
+            )
             raise CorpusError(
                 f"the ledger {self.path} {'is damaged or foreign' if is_foreign else 'cannot be used'}: {error}",
                 hint="Remove it and run the same command again: it is built again from the table."

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import ipaddress
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -38,6 +39,10 @@ _PACKAGE_BY_SCHEME: Final = {
 PATH_HINT: Final = "Correct the path. Paths in a table must be below the table's folder, or below --root."
 _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
+_MAX_FETCH_SECONDS: Final = 3600
+_MAX_SILENT_SECONDS: Final = 300
+_URL_SEPARATOR: Final = re.compile(r"[/\\?#]")
+"""Clients quote all of these but the first, or take them as one, so `..` counts between any two."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 """Addresses that a gateway translates to the IPv4 address in their last four bytes (RFC 6052)."""
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
@@ -80,7 +85,7 @@ class SourceAccess:
     """Opens documents below one root. It can be pickled, without the files that it has open.
 
     Args:
-        root: the folder or URL that all paths must be below; empty for a corpus without files.
+        root: the folder or URL that all paths must be below; if it is empty, no path is allowed.
         allow_private: allow http and https URLs that lead to private networks or to this machine.
         max_bytes: maximum size of a document.
         encoding: the charset of text files; detected if it is None.
@@ -106,7 +111,7 @@ class SourceAccess:
         """
         if _CHAIN_SEPARATOR in location and get_scheme(location):
             raise RefusedSourceError(
-                f"{display_url(location)} is a chain of URLs", hint="Use the URL of the file or archive itself."
+                f"{display_url(location)} is a chain of URLs", hint="Use the URL of the file itself."
             )
         scheme = get_scheme(location)
         fsspec = load_extra("fsspec", "corpus", f"opening {display_url(location)}")
@@ -132,15 +137,19 @@ class SourceAccess:
         return filesystem, str(path)
 
     @contextmanager
-    def open_file(self, location: str) -> Iterator[IO[bytes]]:
+    def open_file(self, location: str, block_bytes: int = _BLOCK_BYTES) -> Iterator[IO[bytes]]:
         """Open a file by its path or URL in binary mode.
+
+        Args:
+            location: the path or URL.
+            block_bytes: the size of a request. 0 reads a web address in one request, without going back.
 
         Raises:
             DocumentError: the file cannot be opened, or opening it is not allowed.
         """
         filesystem, path = self.open_filesystem(location)
         with convert_store_errors(location):
-            file = filesystem.open(path, "rb", block_size=_BLOCK_BYTES)
+            file = filesystem.open(path, "rb", block_size=block_bytes)
         with file:
             yield file
 
@@ -162,11 +171,12 @@ class SourceAccess:
             return path
         if scheme or get_scheme(self.root):
             url = path if scheme else f"{self.root.rstrip('/')}/{path}"
-            is_inside = url.startswith(self.root.rstrip("/") + "/") and ".." not in urlsplit(url).path.split("/")
-            if scheme == "file" or not is_inside:
-                raise RefusedSourceError(f"{display_url(path)!r} is outside the input's folder", hint=PATH_HINT)
-            return url
-        return str(resolve_below(Path(self.root), path, hint=PATH_HINT))
+            is_inside = url.startswith(self.root.rstrip("/") + "/") and ".." not in _URL_SEPARATOR.split(url)
+        else:
+            url, is_inside = "", bool(self.root)
+        if scheme == "file" or not is_inside:
+            raise RefusedSourceError(f"{display_url(path)!r} is outside the input's folder", hint=PATH_HINT)
+        return url or str(resolve_below(Path(self.root), path, hint=PATH_HINT))
 
     @contextmanager
     def open_document(self, document: CorpusDocument) -> Iterator[Document]:
@@ -189,7 +199,9 @@ class SourceAccess:
             root = Path(self.root).resolve()
             yield replace(Document.from_path(document.location, encoding=self.encoding), root=root)
             return
-        with self.open_file(document.location) as file:
+        # A web server's reply to a request for a block may be of any size, or the whole file.
+        block_bytes = 0 if get_scheme(document.location) in WEB_SCHEMES else _BLOCK_BYTES
+        with self.open_file(document.location, block_bytes) as file:
             content = _SizeLimitedFile(file, document.name, self.max_bytes)
             yield Document.from_file(cast("IO[bytes]", content), name, encoding=self.encoding)
 
@@ -306,7 +318,8 @@ async def _make_http_client(allow_private: bool, loop: Any = None, **options: An
     connector = None if allow_private else aiohttp.TCPConnector(socket_factory=open_socket)
     # These options could bypass the address check.
     safe_options = {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
-    return aiohttp.ClientSession(connector=connector, **safe_options)
+    timeout = aiohttp.ClientTimeout(total=_MAX_FETCH_SECONDS, sock_connect=30, sock_read=_MAX_SILENT_SECONDS)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, **safe_options)
 
 
 def _make_private_address_error(address: str) -> RefusedSourceError:

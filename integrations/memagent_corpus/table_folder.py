@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -49,6 +49,9 @@ _TABLE_FORMAT: Final = "memagent-corpus"
 _VERSION: Final = 1
 _PART_NAME: Final = re.compile(r"part-\d{6,}\.parquet")
 _BATCH_ROWS: Final = 1024
+_MAX_MANIFEST_BYTES: Final = 64 << 20
+_KEY_COLUMNS: Final = ("id", "document", "question")
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _RESPONSE_FORMAT: Final = "response_format"
 _MAX_DIFFERENCES: Final = 12
 _MAX_VALUE_LENGTH: Final = 160
@@ -58,10 +61,10 @@ _MAX_VALUE_LENGTH: Final = 160
 class TablePart:
     """One part in the manifest."""
 
-    number: int
-    rows: int
-    failed: int
-    bytes: int
+    number: _Count
+    rows: _Count
+    failed: _Count
+    bytes: _Count
     sha256: str
 
     @property
@@ -118,7 +121,7 @@ class TableFolder:
         Raises:
             CorpusError: the manifest cannot be read.
         """
-        content = self._read_file(MANIFEST)
+        content = self._read_file(MANIFEST, _MAX_MANIFEST_BYTES)  # the JSON of a larger one is cut off
         if content is None:
             return None
         try:
@@ -167,8 +170,12 @@ class TableFolder:
             if missing_columns := {*CorpusRow.__struct_fields__} - {*file.schema_arrow.names}:
                 raise arrow.ArrowInvalid(f"it has no column {min(missing_columns)}")
             for batch in iter_rows(file, list(columns) if columns else None):
-                yield from batch.to_pylist()
-        except (arrow.ArrowException, OSError) as error:
+                for row in batch.to_pylist():
+                    for name in row.keys() & _KEY_COLUMNS:
+                        if not isinstance(row[name], str):
+                            raise ValueError(f"the {name} of a row is not a text")
+                    yield row
+        except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
             raise CorpusError(
                 f"the part {part.name} of {self.display_name} is not one that `memagent corpus` wrote: {error}",
                 hint="Use another folder with --out.",
@@ -254,7 +261,7 @@ class TableFolder:
         with self._convert_errors(), self._create_file(TablePart(part_number, 0, 0, 0, "").name) as file:
             with arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
                 while batch:
-                    writer.write_table(arrow.Table.from_pylist(batch, schema=schema))
+                    writer.write_table(_make_arrow_table(arrow, batch, schema))
                     row_count += len(batch)
                     failed_count += sum(row["error"] is not None for row in batch)
                     batch = list(itertools.islice(row_iterator, _BATCH_ROWS))
@@ -309,14 +316,15 @@ class TableFolder:
             return {str(entry["name"]).rstrip("/").rpartition("/")[2]: entry.get("size") for entry in entries}
         return {}
 
-    def _read_file(self, name: str) -> bytes | None:
-        """Return a file's content; None if it does not exist."""
+    def _read_file(self, name: str, max_bytes: int | None = None) -> bytes | None:
+        """Return a file's content, or only its beginning of `max_bytes`; None if it does not exist."""
         with self._convert_errors("read"), convert_store_errors(f"{self.location}/{name}"):
             self._filesystem.invalidate_cache()
             if self._folder is not None and (self._folder / name).exists() and not (self._folder / name).is_file():
                 raise DocumentError(f"{name} is not a regular file", hint="Remove it, or choose a new folder.")
             with suppress(FileNotFoundError):
-                return bytes(self._filesystem.cat_file(f"{self._path}/{name}"))
+                limits = {} if max_bytes is None else {"start": 0, "end": max_bytes}
+                return bytes(self._filesystem.cat_file(f"{self._path}/{name}", **limits))
         return None
 
     def _read_part(self, part: TablePart) -> bytes | None:
@@ -359,6 +367,16 @@ class TableFolder:
                 f"{self.display_name} cannot be {action}: {reason}",
                 hint=f"{remedy} Then run the same command again. Finished rows are not lost.",
             ) from error
+
+
+def _make_arrow_table(arrow: Any, rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:
+    try:
+        return arrow.Table.from_pylist(rows, schema=schema)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CorpusError(
+            f"a row of the ledger or of an older part does not fit the table: {error}",
+            hint="They were not written by `memagent corpus`: remove the ledger, or use another folder with --out.",
+        ) from error
 
 
 def describe_differences(table_settings: Mapping[str, Any], run_settings: Mapping[str, Any]) -> list[str]:

@@ -103,7 +103,8 @@ class FileTable:
             else:
                 with self._read_csv(file) as reader:
                     for row in reader:
-                        yield {name: value for name, value in row.items() if isinstance(name, str)}
+                        has_surplus = any(row.pop(None, ()))  # the cells beyond the header
+                        yield f"line {reader.line_num} has more cells than the header" if has_surplus else row
 
     def count_rows(self) -> int | None:
         """Count the rows: from the metadata of Parquet files, by reading other local files; unknown for other URLs."""
@@ -129,7 +130,7 @@ class FileTable:
         csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
         text_file = io.TextIOWrapper(file, encoding=self.access.encoding or "utf-8-sig", newline="")
         try:
-            yield csv.DictReader(text_file, delimiter="\t" if self._kind == "tsv" else ",")
+            yield csv.DictReader(text_file, delimiter="\t" if self._kind == "tsv" else ",", strict=True)
         finally:
             text_file.detach()
 
@@ -145,10 +146,14 @@ class FileTable:
                 hint="Name its charset with --encoding, as in --encoding latin-1.",
             ) from error
         except Exception as error:
-            if type(error).__module__.startswith("pyarrow") or isinstance(error, csv.Error):
+            is_from_arrow, is_from_csv = type(error).__module__.startswith("pyarrow"), isinstance(error, csv.Error)
+            # Dates of Arrow can be out of Python's range.
+            if is_from_arrow or is_from_csv or isinstance(error, ValueError | OverflowError):
                 raise DocumentError(
                     f"{display_url(self.location)} cannot be read as a table: {error}",
-                    hint="Check whether the file is damaged.",
+                    hint="A cell that begins with a quote must end with one, and have quotes in it doubled."
+                    if is_from_csv
+                    else "Check whether the file is damaged.",
                 ) from error
             raise
 
@@ -164,12 +169,12 @@ class DatasetTable:
     def list_columns(self) -> Sequence[str]:
         """Return the names of the columns; for a stream without this information, those of the first row."""
         with convert_store_errors(self.location):
-            return list(self._dataset.column_names or next(iter(self._dataset), ()))
+            return list(self._dataset.column_names or next(_iter_dataset_rows(self._dataset), ()))
 
     def iter_rows(self, columns: list[str]) -> Iterator[Mapping[str, Any] | str]:
         """Yield rows with these columns."""
         with convert_store_errors(self.location):
-            yield from self._dataset.select_columns(columns)
+            yield from _iter_dataset_rows(self._dataset.select_columns(columns))
 
     def count_rows(self) -> int | None:
         """Return the number of rows, if the dataset contains it."""
@@ -252,6 +257,12 @@ def choose_name(value: object, default: str) -> str:
 def is_table(location: str) -> bool:
     """Return whether a path, pattern or URL has the suffix of a table."""
     return PurePosixPath(display_url(location)).suffix.lower() in TABLE_SUFFIXES
+
+
+def _iter_dataset_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield rows as they are stored: decoding an image or a sound would open the file or address that it names."""
+    for row in dataset.with_format("arrow").iter(1):  # one by one, because rows of a stream may differ in their columns
+        yield from row.to_pylist()
 
 
 def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:

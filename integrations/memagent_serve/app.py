@@ -182,10 +182,11 @@ def _make_routes(resources: ServerResources) -> list[Route]:
         return JSONResponse({"object": "list", "data": [file.to_body() for file in entries], "has_more": False})
 
     async def get_file(request: Request) -> Response:
-        return JSONResponse(uploads.get(get_owner(request), request.path_params["id"]).to_body())
+        file = await asyncio.to_thread(uploads.get, get_owner(request), request.path_params["id"])
+        return JSONResponse(file.to_body())
 
     async def get_file_content(request: Request) -> Response:
-        path = uploads.get_content_path(get_owner(request), request.path_params["id"])
+        path = await asyncio.to_thread(uploads.get_content_path, get_owner(request), request.path_params["id"])
         return FileResponse(path, media_type="application/octet-stream")
 
     async def delete_file(request: Request) -> Response:

@@ -52,11 +52,9 @@ class ReplyHead:
         }
 
     def make_chunk(self, delta: dict[str, Any], finish_reason: str | None = None, **fields: Any) -> str:
-        """Return a chunk of a streamed reply, as JSON."""
+        """Return a chunk of a streamed reply, as ASCII JSON, which can also carry lone surrogates."""
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return json.dumps(
-            {**self._make_common_fields("chat.completion.chunk"), "choices": [choice], **fields}, ensure_ascii=False
-        )
+        return json.dumps({**self._make_common_fields("chat.completion.chunk"), "choices": [choice], **fields})
 
     def make_usage_chunk(self, usage: dict[str, Any]) -> str:
         """Return the chunk with the reply's usage."""

@@ -22,11 +22,11 @@ class Owner:
 
     name: str
     max_tokens: int | None = None
-    """Prompt and completion tokens of one read."""
+    """Prompt and completion tokens of the reading for one request. Sent again, it continues with the full limit."""
     max_bytes: int | None = None
     """Bytes of one request, and of all uploaded files together."""
     max_seconds: float | None = None
-    """Seconds that one read may take."""
+    """Seconds that the reading for one request may take."""
 
 
 LOCAL: Final = Owner("local")

@@ -84,6 +84,7 @@ def _count_prompt_tokens(request: ChatRequest, token_counts: TokenCounts, tokeni
 
 
 _CALL_FIELDS: Final = ("tool_calls", "function_call")
+_RESULT_ROLES: Final = frozenset({"tool", "function"})
 
 
 def plan_reading(request: ChatRequest, tokenizer: Tokenizer, *, max_tokens: int, findings_tokens: int) -> ReadingPlan:
@@ -118,33 +119,46 @@ def plan_reading(request: ChatRequest, tokenizer: Tokenizer, *, max_tokens: int,
             remaining_tokens -= _count_saved_tokens(token_counts, position)
     if remaining_tokens <= max_tokens:
         return make_plan(0, tuple(sorted([*file_positions, *largest_parts])))
-    history_length, remaining_indices = 0, set(range(len(messages)))
-    # A tool's result must follow its call, or model servers refuse the request.
-    possible_lengths = (index for index in range(1, len(messages)) if messages[index].role not in {"tool", "function"})
-    for history_length in possible_lengths:
-        remaining_indices = {
-            index
-            for index, message in enumerate(messages)
-            if index >= history_length or message.role in _SYSTEM_ROLES or index == latest_index
-        }
-        rest_tokens = sum(tokens for position, tokens in token_counts.items() if position.message in remaining_indices)
-        rest_tokens += MESSAGE_TOKENS * len(remaining_indices)
-        large_parts = [position for position in largest_parts if position.message in remaining_indices]
-        if rest_tokens - sum(_count_saved_tokens(token_counts, position) for position in large_parts) <= max_tokens:
+    rest_tokens_by_message = [MESSAGE_TOKENS] * len(messages)  # without those that are saved by the largest parts
+    for position, tokens in token_counts.items():
+        rest_tokens_by_message[position.message] += tokens
+    for position in largest_parts:
+        rest_tokens_by_message[position.message] -= _count_saved_tokens(token_counts, position)
+    is_kept = [message.role in _SYSTEM_ROLES or index == latest_index for index, message in enumerate(messages)]
+    history_length, rest_tokens = 0, sum(rest_tokens_by_message)
+    for index in range(1, len(messages)):
+        rest_tokens -= 0 if is_kept[index - 1] else rest_tokens_by_message[index - 1]
+        if messages[index].role in _RESULT_ROLES:
+            continue  # A tool's result must follow its call, or model servers refuse the request.
+        history_length = index
+        if rest_tokens <= max_tokens:
             break
     else:  # Not even the last message fits with the system message, so everything is read.
-        large_parts = [position for position in find_texts(_STUB_TOKENS) if position.message in remaining_indices]
+        largest_parts = find_texts(_STUB_TOKENS)
     # Files of older messages are read with the transcript.
-    file_positions = [file_position for file_position in file_positions if file_position.message in remaining_indices]
-    return make_plan(history_length, tuple(sorted({*large_parts, *file_positions})))
+    positions = [
+        position
+        for position in [*largest_parts, *file_positions]
+        if position.message >= history_length or is_kept[position.message]
+    ]
+    return make_plan(history_length, tuple(sorted(positions)))
 
 
 def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
-    """Return the index of the last user message with text."""
+    """Return the index of the last user message with text, or of a later one with a file if the text has had a reply.
+
+    A file without text belongs to the question before it, unless an assistant's message without tool calls is between.
+    """
+    file_index = None
     for index in range(len(messages) - 1, -1, -1):
-        if messages[index].role == "user" and any(part.text and part.text.size for part in messages[index].parts):
+        message = messages[index]
+        if message.role == "user" and any(part.text and part.text.size for part in message.parts):
             return index
-    return None
+        if message.role == "user" and file_index is None and any(part.kind == "file" for part in message.parts):
+            file_index = index
+        if file_index is not None and message.role == "assistant" and not any(map(message.get_field, _CALL_FIELDS)):
+            return file_index
+    return file_index
 
 
 def is_front_end_task(request: ChatRequest) -> bool:
@@ -155,8 +169,8 @@ def is_front_end_task(request: ChatRequest) -> bool:
     latest_index = find_latest_request(request.messages)
     if latest_index is None:
         return False
-    first_text = next(part.text for part in request.messages[latest_index].parts if part.text and part.text.size)
-    return first_text.decode().lstrip().startswith("### Task:")
+    texts = [part.text for part in request.messages[latest_index].parts if part.text and part.text.size]
+    return bool(texts) and texts[0].decode().lstrip().startswith("### Task:")
 
 
 def compose_question(plan: ReadingPlan, tokenizer: Tokenizer, max_tokens: int, *, with_context: bool) -> str:
@@ -171,9 +185,9 @@ def compose_question(plan: ReadingPlan, tokenizer: Tokenizer, max_tokens: int, *
     """
     message = plan.request.messages[plan.latest_index] if plan.latest_index is not None else None
     is_small = max_tokens < _MIN_TOKENS_FOR_CONTEXT
-    texts = []
+    texts, read_positions = [], frozenset(plan.positions)
     for part_index, part in enumerate(message.parts if message else ()):
-        if part.text is not None and PartPosition(plan.latest_index or 0, part_index) in plan.positions:
+        if part.text is not None and PartPosition(plan.latest_index or 0, part_index) in read_positions:
             texts.append(_cut_to_paragraphs(part.text, max_tokens, tokenizer, only_one=is_small))
         elif part.text is not None:
             texts.append(_limit_length(part.text, max_tokens))
@@ -208,7 +222,7 @@ def _collect_unread_text(plan: ReadingPlan, max_tokens: int, *, of_system: bool)
 
     The parts that are read are left out, except the instructions at the beginning of a long system message.
     """
-    paragraphs = []
+    paragraphs, read_positions = [], frozenset(plan.positions)
     for index, message in enumerate(plan.request.messages):
         is_system = message.role in _SYSTEM_ROLES
         is_earlier = plan.history_length <= index < (plan.latest_index or 0)
@@ -216,7 +230,7 @@ def _collect_unread_text(plan: ReadingPlan, max_tokens: int, *, of_system: bool)
             continue
         texts = []
         for part_index, part in enumerate(message.parts):
-            is_read = PartPosition(index, part_index) in plan.positions
+            is_read = PartPosition(index, part_index) in read_positions
             if part.text is not None and (is_system or not is_read):
                 texts.append(_limit_length(part.text, max_tokens)[: max_tokens * 2 if is_read else None])
         text = "\n".join(texts).strip()

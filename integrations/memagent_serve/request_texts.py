@@ -5,6 +5,7 @@ The document consists of the long parts of the request, one after the other, eac
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -45,13 +46,13 @@ class Source:
 
 def list_sources(plan: ReadingPlan, files: Files, store: DocumentStore) -> list[Source]:
     """Return the texts that a plan reads, in order."""
-    sources, parts = [], plan.request.parts
+    sources, parts, tool_names = [], plan.request.parts, _list_tool_names(plan.request)
     if plan.history_length:
         sources.append(Source("the earlier conversation", lambda: _iter_transcript(plan, files, store)))
     for position in plan.positions:
         reference = files.get(position)
         load_pieces = _make_piece_loader(parts[position], reference, store)
-        sources.append(Source(_name_source(plan.request, position, reference), load_pieces, reference))
+        sources.append(Source(_name_source(plan.request, position, reference, tool_names), load_pieces, reference))
     return sources
 
 
@@ -117,28 +118,36 @@ def _iter_transcript(plan: ReadingPlan, files: Files, store: DocumentStore) -> P
         yield Block(_PARAGRAPH_BREAK)
 
 
-def _name_source(request: ChatRequest, position: PartPosition, reference: DocumentRef | None) -> str:
+def _name_source(
+    request: ChatRequest, position: PartPosition, reference: DocumentRef | None, tool_names: Mapping[str | None, str]
+) -> str:
     message = request.messages[position.message]
     if reference is not None:
         return make_one_line(reference["name"], _MAX_NAME_LENGTH)
     if message.role in {"tool", "function"}:
-        return f"the result of {make_one_line(_find_tool_name(request, message), _MAX_NAME_LENGTH)}"
+        return f"the result of {make_one_line(_find_tool_name(message, tool_names), _MAX_NAME_LENGTH)}"
     if message.role in {"system", "developer"}:
         return "the system message"
     return f"message {position.message + 1} ({message.role})" if len(request.messages) > 1 else "the message"
 
 
-def _find_tool_name(request: ChatRequest, message: ChatMessage) -> str:
+def _find_tool_name(message: ChatMessage, tool_names: Mapping[str | None, str]) -> str:
     """Return the name of the tool whose result is in a message; "a tool" if no message has the call."""
     if isinstance(name := message.get_field("name"), str) and name:
         return name
     call_id = message.get_field("tool_call_id")
-    for other_message in request.messages:
+    return tool_names.get(call_id if isinstance(call_id, str) else None, "a tool")
+
+
+def _list_tool_names(request: ChatRequest) -> dict[str | None, str]:
+    """Return the name of the tool of each call, by the call's id."""
+    tool_names: dict[str | None, str] = {}
+    for message in request.messages:
         with suppress(msgspec.DecodeError):
-            for call in _tool_calls_decoder.decode(other_message.fields.get("tool_calls", b"null")) or ():
-                if call.id == call_id and call.function is not None:
-                    return call.function.name
-    return "a tool"
+            for call in _tool_calls_decoder.decode(message.fields.get("tool_calls", b"null")) or ():
+                if call.function is not None:
+                    tool_names.setdefault(call.id, call.function.name)
+    return tool_names
 
 
 class _Function(msgspec.Struct):
@@ -197,6 +206,9 @@ class Continuation:
         findings_text = f"[{', '.join(names)}: {explanation}]\n\n{result.findings()}"
         findings_position = None if self.plan.history_length else self.plan.positions[-1]
         request, messages = self.plan.request, list[dict[str, Any]]()
+        read_parts_by_message = defaultdict[int, list[int]](list)
+        for position in self.plan.positions:
+            read_parts_by_message[position.message].append(position.part)
         has_findings = False
         for index, message in enumerate(request.messages):
             is_system = message.role in {"system", "developer"}
@@ -205,12 +217,11 @@ class Continuation:
                 has_findings = True
             if index < self.plan.history_length and not is_system and index != self.plan.latest_index:
                 continue
-            read_parts = {position.part for position in self.plan.positions if position.message == index}
-            if not read_parts:
+            if index not in read_parts_by_message:
                 messages.append(dict(message.fields))
                 continue
             texts = {}
-            for part_index in read_parts:
+            for part_index in read_parts_by_message[index]:
                 text = (
                     findings_text
                     if PartPosition(index, part_index) == findings_position

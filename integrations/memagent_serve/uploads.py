@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import secrets
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -26,7 +29,14 @@ _MAX_FILES: Final = 10_000
 """Maximum number of files and texts of one key."""
 _MAX_CONVERSIONS: Final = 2
 """Maximum number of files of one key that are converted at once: each takes a thread, a processor and much memory."""
+_keys_of_request: ContextVar[set[str] | None] = ContextVar("_keys_of_request", default=None)
 _OWNER_CONDITION: Final = "WHERE coalesce(?1 = owner, 1)"
+_TEXTS_OF_ANY_OWNER: Final = (
+    "WITH RECURSIVE owners(name) AS (SELECT min(owner) FROM texts UNION ALL "
+    "SELECT (SELECT min(owner) FROM texts WHERE owner > name) FROM owners WHERE name NOT NULL) "
+    "SELECT 1 FROM texts WHERE owner IN owners AND key = ?"
+)
+"""Uses the primary key, which begins with the owner: one search for each owner, and no walk through all texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,7 @@ class Uploads:
     ledger: Ledger
     """Contains the lists of files and texts."""
     store: DocumentStore
-    """Contains the texts."""
+    """Contains the texts. Those that others have stored too are never removed."""
     quota: int = field(kw_only=True)
     """The maximum bytes of one key's files and texts together, unless the key has its own limit."""
     total_quota: int = field(kw_only=True)
@@ -62,6 +72,8 @@ class Uploads:
     """Returns the keys of the documents that are being read."""
 
     def __post_init__(self) -> None:
+        self.store = self.store.for_temporary_texts()
+        self._held_keys: dict[int, set[str]] = {}
         self._conversions: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_MAX_CONVERSIONS)
         )
@@ -90,7 +102,7 @@ class Uploads:
             file = UploadedFile(file_id, file_bytes, int(time.time()), clean_file_name(name), purpose)
             with self.ledger.lock:
                 for quota_owner in (owner, None):
-                    if self._exceeds_quota(quota_owner, file_bytes):
+                    if max(self._compute_excess(quota_owner, file_bytes)) > 0:
                         raise _make_quota_error(quota_owner)
                 self.ledger.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
         except BaseException:
@@ -100,14 +112,22 @@ class Uploads:
 
     async def read_text(self, owner: Owner, file_id: str) -> DocumentRef:
         """Return the text of a file, which is converted if its text is not stored. Raises like `get` and `add_text`."""
-        path, values = self.get_content_path(owner, file_id), (time.time(), owner.name, file_id)
-        query = "UPDATE texts SET used = ? WHERE owner = ? AND file = ? RETURNING ref"
-        for row in self.ledger.execute(query, values):
-            ref: DocumentRef = json.loads(row["ref"])
+        file = await asyncio.to_thread(self.get, owner, file_id)
+        values = time.time(), owner.name, file_id
+        if (ref := await asyncio.to_thread(self._find_text, values)) is not None:
             return ref
-        with path.open("rb") as content:
-            document = Document.from_file(content, self.get(owner, file_id).filename)
+        with (self.folder / owner.name / f"{file.id}.bin").open("rb") as content:
+            document = Document.from_file(content, file.filename)
             return await self.add_text(owner, document, file_id)
+
+    def _find_text(self, values: tuple[float, str, str]) -> DocumentRef | None:
+        query = "UPDATE texts SET used = ? WHERE owner = ? AND file = ? RETURNING ref"
+        with self.ledger.lock:
+            for row in self.ledger.execute(query, values):
+                ref: DocumentRef = json.loads(row["ref"])
+                _hold_text(ref)
+                return ref
+        return None
 
     async def add_text(self, owner: Owner, document: Document, file_id: str | None = None) -> DocumentRef:
         """Store the text of a document for a key: plain text, Markdown, HTML, PDF, DOCX.
@@ -138,40 +158,57 @@ class Uploads:
             except APIError:
                 self._remove_text(owner.name, ref)
                 raise
+            _hold_text(ref)
+
+    @contextmanager
+    def holding_texts(self) -> Iterator[None]:
+        """Keep the texts that a request stores or finds, until its read has started."""
+        keys: set[str] = set()
+        token = _keys_of_request.set(keys)
+        self._held_keys[id(keys)] = keys
+        try:
+            yield
+        finally:
+            del self._held_keys[id(keys)]
+            _keys_of_request.reset(token)
+
+    def _list_keys_in_use(self) -> set[str]:
+        return {*self.texts_in_use(), *itertools.chain(*list(self._held_keys.values()))}
 
     def _free_space(self, owner: Owner, additional_bytes: int, *needed_keys: str) -> None:
         """Remove the oldest texts that no read uses until `additional_bytes` bytes fit."""
         with self.ledger.lock:
-            keys_in_use = {*self.texts_in_use(), *needed_keys}
+            keys_in_use = {*self._list_keys_in_use(), *needed_keys}
             for quota_owner in (owner, None):
-                while self._exceeds_quota(quota_owner, additional_bytes):
-                    if not self._remove_oldest_text(quota_owner, keys_in_use):
+                excess_bytes, excess_entries = self._compute_excess(quota_owner, additional_bytes)
+                removable_texts = self._iter_removable_texts(quota_owner, keys_in_use)
+                while excess_bytes > 0 or excess_entries > 0:
+                    if (row := next(removable_texts, None)) is None:
                         raise _make_quota_error(quota_owner)
+                    self._remove_text(row["owner"], json.loads(row["ref"]))
+                    excess_bytes, excess_entries = excess_bytes - row["bytes"], excess_entries - 1
 
-    def _remove_oldest_text(self, owner: Owner | None, keys_in_use: Collection[str]) -> bool:
-        """Remove the oldest text that is not in use, and return whether there was one."""
-        name = owner and owner.name
-        for row in self.ledger.execute(f"SELECT owner, key, ref FROM texts {_OWNER_CONDITION} ORDER BY used", (name,)):  # noqa: S608
-            if row["key"] not in keys_in_use:
-                self._remove_text(row["owner"], json.loads(row["ref"]))
-                return True
-        return False
+    def _iter_removable_texts(self, owner: Owner | None, keys_in_use: Collection[str]) -> Iterator[Any]:
+        """Yield the rows of the texts that are not in use, the oldest first."""
+        query = f"SELECT owner, key, bytes, ref FROM texts {_OWNER_CONDITION} ORDER BY used"  # noqa: S608  no text of a client
+        rows = self.ledger.execute(query, (owner and owner.name,))
+        yield from (row for row in rows if row["key"] not in keys_in_use)
 
     def _remove_text(self, owner: str, ref: DocumentRef) -> None:
         self.ledger.execute("DELETE FROM texts WHERE owner = ? AND key = ?", (owner, ref["key"]))
-        other_rows = self.ledger.execute("SELECT 1 FROM texts WHERE key = ?", (ref["key"],))
-        if not other_rows and ref["key"] not in self.texts_in_use():
+        other_rows = self.ledger.execute(_TEXTS_OF_ANY_OWNER, (ref["key"],))
+        if not other_rows and ref["key"] not in self._list_keys_in_use():
             self.store.remove(ref)
 
-    def _exceeds_quota(self, owner: Owner | None, additional_bytes: int = 0) -> bool:
-        """Return whether `additional_bytes` would exceed the quota of a key, or of all keys if `owner` is None."""
+    def _compute_excess(self, owner: Owner | None, additional_bytes: int) -> tuple[int, int]:
+        """Return by how many bytes and entries the quota of a key, or of all keys if `owner` is None, is exceeded."""
         quota, max_files = self.total_quota, 100 * _MAX_FILES
         if owner is not None:
             quota, max_files = owner.max_bytes or self.quota, _MAX_FILES
         entries = "(SELECT owner, bytes FROM files UNION ALL SELECT owner, bytes FROM texts)"
         query = f"SELECT coalesce(sum(bytes), 0), count(*) FROM {entries} {_OWNER_CONDITION}"  # noqa: S608  no text of a client
         ((used_bytes, entry_count),) = self.ledger.execute(query, (owner and owner.name,))
-        return bool(used_bytes + additional_bytes > quota or entry_count + bool(additional_bytes) > max_files)
+        return used_bytes + additional_bytes - quota, entry_count + bool(additional_bytes) - max_files
 
     def list_files(self, owner: Owner) -> list[UploadedFile]:
         """Return the files of a key, the newest first."""
@@ -201,6 +238,11 @@ class Uploads:
         columns = "id, bytes, created_at, filename, purpose"
         rows = self.ledger.execute(f"SELECT {columns} FROM files WHERE {condition}", values)  # noqa: S608  those above
         return [UploadedFile(**row) for row in rows]
+
+
+def _hold_text(ref: DocumentRef) -> None:
+    if (keys := _keys_of_request.get()) is not None:
+        keys.add(ref["key"])
 
 
 def _make_quota_error(owner: Owner | None) -> APIError:

@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict
 from typing import IO, Any, Final
 
-from memagent_graph.converters import Block, ConversionError, Parts, SourceFile, iter_parts
+from memagent_graph.converters import Block, ConversionError, Omission, Parts, SourceFile, iter_parts
 
 PART_CHARACTERS: Final = 1 << 20
 MAX_HEADINGS: Final = 10
@@ -102,7 +102,8 @@ def _write_parts(parts: Parts, out: IO[bytes], max_text_bytes: int) -> None:
     written_bytes = 0
     for part in parts:
         if not isinstance(part, Block):
-            out.write(json.dumps(asdict(part)).encode() + b"\n")
+            what, place, remedy = (text[:MAX_LABEL_CHARACTERS] for text in (part.what, part.place, part.remedy))
+            out.write(json.dumps(asdict(Omission(what, place, remedy, part.count))).encode() + b"\n")
             continue
         for start in range(0, max(len(part.text), 1), PART_CHARACTERS):
             data = part.text[start : start + PART_CHARACTERS].encode("utf-8", "surrogatepass")

@@ -49,7 +49,7 @@ _LINE: Final = re.compile(
 )
 _CONTENTS_LINE: Final = re.compile(r"(?:\.{2,}|(?:\. ){2,}|\s{2,}|\t)\s*\d+\s*$")
 _TITLE_END: Final = re.compile(r"\.\s+[^\W\d_a-z]|:\s|\s[–—]\s")
-_NEXT_NUMBERED_LINE: Final = re.compile(r"\s*\n\s*(?P<number>\d{1,3}(?:\.\d{1,3})*)[.)]?\s")
+_NEXT_NUMBERED_LINE: Final = re.compile(r"[^\S\n]*\n\s*+(?P<number>\d{1,3}(?:\.\d{1,3})*)[.)]?\s")
 
 
 def find_headings(pieces: Iterable[str], media_type: str) -> list[SourceMark]:
@@ -132,10 +132,9 @@ class _HeadingFinder:
         """Return whether a line with a single number is a list item or a sentence, and not a heading."""
         next_line = _NEXT_NUMBERED_LINE.match(block, line.end())
         precedes_item = next_line is not None and _parse_number(next_line["number"]) == (number[0] + 1,)
+        last_item, self._last_item = self._last_item, None  # this line is between it and later items
         follows_item = (
-            self._last_item is not None
-            and self._last_item[0] + 1 == number[0]
-            and not block[self._last_item[1] : line.start()].strip()
+            last_item is not None and last_item[0] + 1 == number[0] and not block[last_item[1] : line.start()].strip()
         )
         if precedes_item or follows_item:
             self._last_item = number[0], line.end()

@@ -7,7 +7,8 @@ document's reference, so every interface (CLI, MCP, Python) and every log shows 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
 
@@ -16,9 +17,9 @@ from typing_extensions import TypedDict
 from memagent_graph.converters import Omission
 from memagent_graph.errors import IncompleteDocumentError
 from memagent_graph.events import EventKind, ReadEvent
-from memagent_graph.grouping import group_values
 
 _MAX_KINDS: Final = 30
+_MAX_PAGES: Final = 100_000
 _MAX_PLACES: Final = 20
 _PAGE_NAME: Final = re.compile(r"page (\d+)")
 
@@ -32,13 +33,31 @@ class StoredOmission(TypedDict):
     remedy: str
 
 
-def summarize_omissions(omissions: Iterable[Omission]) -> list[StoredOmission]:
-    """Return omissions grouped by kind, as a bounded list of bounded texts."""
-    omissions_by_kind = group_values(((omission.what, omission.remedy), omission) for omission in omissions)
-    return [
-        StoredOmission(what=what, count=sum(item.count for item in group), places=_list_places(group), remedy=remedy)
-        for (what, remedy), group in [*omissions_by_kind.items()][:_MAX_KINDS]
-    ]
+class OmissionSummary:
+    """Omissions grouped by kind, as a bounded list of bounded texts, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str], _Group] = {}
+
+    def add(self, omission: Omission) -> None:
+        """Count an omission, if its kind is among the first `_MAX_KINDS`."""
+        kind = omission.what, omission.remedy
+        if kind not in self._groups and len(self._groups) >= _MAX_KINDS:
+            return
+        group = self._groups.setdefault(kind, _Group())
+        group.count += omission.count
+        if match := _PAGE_NAME.fullmatch(omission.place):
+            if len(group.pages) < _MAX_PAGES:
+                group.pages.add(int(match[1]))
+        elif omission.place and len(group.names) <= _MAX_PLACES:
+            group.names[omission.place] = None
+
+    def list_kinds(self) -> list[StoredOmission]:
+        """Return the omissions of each kind, in the order of their first."""
+        return [
+            StoredOmission(what=what, count=group.count, places=_list_places(group), remedy=remedy)
+            for (what, remedy), group in self._groups.items()
+        ]
 
 
 def load_omissions(document: Mapping[str, Any]) -> list[Omission]:
@@ -75,16 +94,21 @@ def describe_omission(omission: StoredOmission) -> str:
     return f"Not in the text: {omission['what']} ({omission['count']}{places}){remedy}"
 
 
-def _list_places(omissions: Sequence[Omission]) -> str:
+@dataclass
+class _Group:
+    """The omissions of one kind: their number, their pages, and the names of other places."""
+
+    count: int = 0
+    pages: set[int] = field(default_factory=set)
+    names: dict[str, None] = field(default_factory=dict)
+
+
+def _list_places(group: _Group) -> str:
     """Return the places of omissions, with pages as ranges; at most the first `_MAX_PLACES`."""
-    names = dict.fromkeys(
-        omission.place for omission in omissions if omission.place and not _PAGE_NAME.fullmatch(omission.place)
-    )
-    pages = sorted({int(match[1]) for omission in omissions if (match := _PAGE_NAME.fullmatch(omission.place))})
     ranges = []
-    for _, consecutive_pages in groupby(enumerate(pages), lambda item: item[1] - item[0]):
+    for _, consecutive_pages in groupby(enumerate(sorted(group.pages)), lambda item: item[1] - item[0]):
         page_range = [page for _, page in consecutive_pages]
         first, last = page_range[0], page_range[-1]
         ranges.append(f"page {first}" if first == last else f"pages {first}-{last}")
-    places = [*ranges, *names]
+    places = [*ranges, *group.names]
     return ", ".join(places[:_MAX_PLACES]) + (", ..." if len(places) > _MAX_PLACES else "")

@@ -29,7 +29,7 @@ from memagent_graph.documents.conversion import run_in_thread
 from memagent_graph.documents.decoding import READ_BYTES
 from memagent_graph.documents.headings import MAX_HEADINGS, find_headings
 from memagent_graph.documents.loaders import open_document
-from memagent_graph.documents.omissions import describe_omission, summarize_omissions
+from memagent_graph.documents.omissions import OmissionSummary, describe_omission
 from memagent_graph.documents.sources import PDF_TYPE, Document, DocumentRef, SourceMark
 from memagent_graph.errors import (
     DocumentError,
@@ -42,6 +42,8 @@ from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.private_files import create_private_folder, get_default_store, write_atomically
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
+_MAX_LABEL_CHARACTERS: Final = 10_000_000
+"""Maximum characters of all labels in a file of sections; if it has more, each is cut to an equal share."""
 _UNFINISHED_FILE_SECONDS: Final = 86_400
 """The age after which an unfinished file is deleted, because its writer must have been killed."""
 
@@ -57,6 +59,7 @@ class DocumentStore:
         self.root = Path(root)
         self._converter: str | None = None
         self._replace_undecodable = False
+        self._is_temporary = False
         self._texts = self.root / "texts"
         self._sections = self.root / "sections"
 
@@ -70,6 +73,15 @@ class DocumentStore:
         """
         store = copy(self)
         store._converter, store._replace_undecodable = converter, replace_undecodable
+        return store
+
+    def for_temporary_texts(self) -> Self:
+        """Return a copy of the store that removes only texts that it stored, and that nothing else has stored since.
+
+        They have a modification time of 0, which `add` changes.
+        """
+        store = copy(self)
+        store._is_temporary = True
         return store
 
     def add(self, document: Any, *, cancellation: Cancellation | None = None) -> DocumentRef:
@@ -95,9 +107,13 @@ class DocumentStore:
             with source as (media_type, parts), self._open_temporary_file() as file:
                 ref = self._write_parts(parts, file, document.name, media_type)
                 text_path = self._get_text_path(ref)
+                if not self._is_temporary:
+                    with contextlib.suppress(OSError):  # it is not stored yet
+                        os.utime(text_path)
                 if not text_path.exists():
                     file.flush()  # raises if the disk is full; a write itself may store only a part
                     os.fsync(file.fileno())
+                    self._mark_temporary(Path(file.name))
                     Path(file.name).replace(text_path)
             if document.pages:
                 ref["pages"] = document.pages
@@ -131,8 +147,9 @@ class DocumentStore:
                 hint="It was removed, or stored elsewhere: pass the document again.",
             )
         with self._translate_disk_errors("read"), self._get_text_path(ref).open("rb", buffering=0) as file:
-            file.seek(start_byte)
-            return file.read(max(0, end_byte - start_byte))
+            size = os.fstat(file.fileno()).st_size  # a log of somebody else may have any positions
+            file.seek(min(start_byte, size))
+            return file.read(max(0, min(end_byte, size) - start_byte))
 
     def read(self, ref: DocumentRef, start_byte: int, end_byte: int) -> str:
         """Return the text between two byte positions. Raises DocumentError if they split a character."""
@@ -148,7 +165,9 @@ class DocumentStore:
         """Yield the text, a megabyte at a time. Raises DocumentError if it is no longer in the store."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         for start in range(0, ref["size"], READ_BYTES):
-            yield decoder.decode(self.read_bytes(ref, start, start + READ_BYTES))
+            if not (data := self.read_bytes(ref, start, start + READ_BYTES)):
+                return  # the size in such a log may be wrong, too
+            yield decoder.decode(data)
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Return the starts of the document's pages or sources, in order; empty if it has none."""
@@ -173,16 +192,18 @@ class DocumentStore:
     def _load_marks(self, name: str | None) -> list[SourceMark]:
         if name is None:
             return []
-        if not re.fullmatch(r"[0-9a-f]{64}", name):
-            raise DocumentError(
-                f"{name!r} is not a list of sections that this version wrote", hint="Read the file again."
-            )
         try:
+            if not re.fullmatch(r"[0-9a-f]{64}", name):
+                raise ValueError("its name is not a digest")
             return [
                 SourceMark(start_char, label) for start_char, label in read_json_file(self._sections / f"{name}.json")
             ]
         except FileNotFoundError:
             return []
+        except (ValueError, TypeError) as error:
+            raise DocumentError(
+                f"{name!r} is not a list of sections that this version wrote: {error}", hint="Read the file again."
+            ) from error
 
     def has_text(self, ref: DocumentRef) -> bool:
         """Return whether the text of a reference is in this store."""
@@ -194,7 +215,13 @@ class DocumentStore:
         paths = [self._get_text_path(ref), *(self._sections / f"{name}.json" for name in names)]
         with self._translate_disk_errors():
             for path in paths:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    if not self._is_temporary or path.stat().st_mtime == 0:
+                        path.unlink()
+
+    def _mark_temporary(self, path: Path) -> None:
+        if self._is_temporary:
+            os.utime(path, (0, 0))
 
     @contextlib.contextmanager
     def _translate_disk_errors(self, action: Literal["read", "written"] = "written") -> Iterator[None]:
@@ -240,16 +267,16 @@ class DocumentStore:
             EncodingError: the text has a surrogate, and U+FFFD may not take its place.
         """
         digest = hashlib.sha256()
-        omissions: list[Omission] = []
+        omissions = OmissionSummary()
         sections: list[SourceMark] = []
         headings: list[SourceMark] = []
         characters = 0
         is_blank = True
         for part in parts:
             if isinstance(part, Omission):
-                omissions.append(part)
+                omissions.add(part)
                 continue
-            if part.label is not None:
+            if part.label is not None and len(sections) < MAX_HEADINGS:
                 sections.append(SourceMark(characters, part.label))
             if part.headings and len(headings) < MAX_HEADINGS:
                 headings.append(SourceMark(characters, " > ".join(part.headings)))
@@ -269,7 +296,7 @@ class DocumentStore:
             file.write(data)
             characters += len(text)
             is_blank = is_blank and (not text or text.isspace())
-        stored_omissions = summarize_omissions(omissions)
+        stored_omissions = omissions.list_kinds()
         if is_blank:
             omission_texts = "; ".join(map(describe_omission, stored_omissions))
             raise EmptyDocumentError(
@@ -290,11 +317,15 @@ class DocumentStore:
         return ref
 
     def _store_marks(self, marks: list[SourceMark]) -> str:
-        data = json.dumps([[mark.start_char, mark.label] for mark in marks], ensure_ascii=False).encode(
-            "utf-8", "replace"
-        )
+        """Store marks, at most `MAX_HEADINGS`, in a file that `_load_marks` can read, and return its name."""
+        longest = _MAX_LABEL_CHARACTERS // len(marks)
+        values = [[mark.start_char, mark.label[:longest]] for mark in marks]
+        data = json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
         name = hashlib.sha256(data).hexdigest()
-        write_atomically(self._sections / f"{name}.json", data)
+        path = self._sections / f"{name}.json"
+        if not self._is_temporary or not path.exists():
+            write_atomically(path, data)
+            self._mark_temporary(path)
         return name
 
     def _get_text_path(self, ref: DocumentRef) -> Path:

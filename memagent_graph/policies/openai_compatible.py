@@ -34,7 +34,7 @@ from memagent_graph.policies.api_variants import (
     make_sampling_notes,
 )
 from memagent_graph.policies.model_info import ModelInfo, find_model_info
-from memagent_graph.policies.redaction import find_credentials, make_redaction
+from memagent_graph.policies.redaction import find_credentials, find_query_credentials, make_redaction
 from memagent_graph.policies.replies import decode_completion, parse_model_entries
 from memagent_graph.policies.sending import Sender, find_proxy, load_certificates
 from memagent_graph.policies.server_errors import MalformedReplyError, Server
@@ -126,7 +126,8 @@ class OpenAICompatiblePolicy:
         """The error if the server's list of models cannot be read or lacks this model."""
         self._model = model
         headers = make_request_headers(url, key, default_headers or {})
-        self._query = urlencode({**query, **(default_query or {})})
+        parameters = {**query, **(default_query or {})}
+        self._query = urlencode(parameters)
         proxy = find_proxy(self.base_url) if proxy is None else proxy
         secrets = (
             key,
@@ -134,6 +135,7 @@ class OpenAICompatiblePolicy:
             "" if proxy is None else extract_password(proxy),
             *find_credentials(headers),
             *(default_headers or {}).values(),
+            *find_query_credentials(parameters),
         )
         self.secrets = tuple(secret for secret in secrets if secret not in {"", NO_KEY})
         """Keys and passwords, which must not appear in any message."""

@@ -29,6 +29,13 @@ def find_credentials(headers: Mapping[str, str]) -> Iterator[str]:
             yield from (part for part in (*words[1:], *parts) if len(part) >= _MIN_SUBSTRING_CHARACTERS)
 
 
+def find_query_credentials(parameters: Mapping[str, str]) -> Iterator[str]:
+    """Yield the values of query parameters that may be credentials: all long ones except for Azure's "api-version"."""
+    for name, value in parameters.items():
+        if len(value) >= _MIN_SUBSTRING_CHARACTERS and name.lower() != "api-version":
+            yield value
+
+
 def make_redaction(secrets: Iterable[str]) -> Callable[[str], str]:
     """Return a function that replaces secrets in a text with "[hidden]", in every spelling that a server may use.
 

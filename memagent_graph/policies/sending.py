@@ -179,7 +179,7 @@ def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
     value = headers.get("Retry-After", "")
     with suppress(ValueError):
         return max(0.0, float(value))
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError, OSError):  # a date may be outside the range of the system's clock
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None
 

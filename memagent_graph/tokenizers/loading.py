@@ -354,7 +354,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         return _load_embedded()
     if isinstance(spec, str) and (encoding := _find_tiktoken_encoding(spec)) is not None:
         return TiktokenTokenizer(encoding)
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))  # noqa: PTH111  unlike Path's, it leaves unknown users as they are
     if os.path.exists(path):  # noqa: PTH110  False for a name that is too long for a path
         return _load_file(path, str(spec))
     if isinstance(spec, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)", spec):

@@ -32,10 +32,7 @@ def write_random_policy(folder: Path) -> Path:
     )
     tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
     PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=_CHAT_TEMPLATE,
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=_CHAT_TEMPLATE
     ).save_pretrained(folder)
 
     torch.manual_seed(0)

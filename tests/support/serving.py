@@ -132,12 +132,7 @@ class ServingProcess(KillableProcess):
     """
 
     def __init__(
-        self,
-        upstream: str,
-        home: Path,
-        *options: str,
-        model: str = "fake",
-        environment: dict[str, str] | None = None,
+        self, upstream: str, home: Path, *options: str, model: str = "fake", environment: dict[str, str] | None = None
     ) -> None:
         self._options = ["--base-url", upstream, "--model", model, "--tokenizer", "embedded", *options]
         self._environment = {**os.environ, "MEMAGENT_HOME": str(home), **(environment or {})}

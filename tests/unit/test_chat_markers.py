@@ -42,6 +42,10 @@ MARKERS_BY_FAMILY = {
     "GLM": ["[gMASK]", "<sop>", "<eop>", "<|observation|>"],
     "EXAONE": ["[|user|]", "[|endofturn|]"],
     "Granite": ["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"],
+    "MiniMax": ["]~!b[", "]~b]", "[e~["],
+    "Seed": ["<seed:bos>", "<seed:eos>", "<seed:tool_call>"],
+    "InternLM and SmolVLM": ["<eoh>", "[UNUSED_TOKEN_146]", "<end_of_utterance>"],
+    "Nemotron": ["<SPECIAL_10>", "<extra_id_1>"],
     "Qwen 3": ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"],
 }  # fmt: skip
 GUARDING_PROMPTS = replace(load_prompts(), guards_families=True)
@@ -68,6 +72,7 @@ def test_each_marker_of_a_known_family_is_escaped(family) -> None:
     ],
 )  # fmt: skip
 def test_other_text_is_unchanged(text) -> None:
+    text += f"<{' ' * 50_000}x"
     assert GUARDING_PROMPTS.neutralise(text) == text
 
 

@@ -170,6 +170,7 @@ def test_nested_files_are_read_up_to_a_depth_and_deeper_ones_are_omissions(store
     reference = store.add(Document.from_bytes(_nest_messages(12), name="a.eml"))
     assert "innermost" not in store.read(reference, 0, reference["size"])
     assert "nested too deeply" in reference["omissions"][0]["places"]
+    assert store.add(Document.from_bytes(_nest_messages(12, name="a" * 70_000), name="a.eml"))["omissions"]
     shallow = store.add(Document.from_bytes(_nest_messages(5, name="a" * 70_000), name="a.eml"))
     assert "innermost" in store.read(shallow, 0, shallow["size"])
 

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -51,23 +52,15 @@ async def test_checkpoints_wait_for_a_locked_new_file(tmp_path) -> None:
 
 
 def test_many_connections_can_create_the_same_new_log_at_once(tmp_path) -> None:
-    errors: list[sqlite3.Error] = []
+    barrier = threading.Barrier(4)
 
-    def open_log(path: Path, barrier: threading.Barrier) -> None:
+    def open_log(path: Path) -> None:
         barrier.wait()
-        try:
-            connect(path).close()
-        except sqlite3.Error as error:
-            errors.append(error)
+        connect(path).close()
 
-    for number in range(30):
-        barrier = threading.Barrier(4)
-        threads = [threading.Thread(target=open_log, args=(tmp_path / f"{number}.sqlite", barrier)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(30):
+            assert len([*threads.map(open_log, [tmp_path / f"{number}.sqlite"] * 4)]) == 4
 
 
 def open_checkpoints(path: Path) -> sqlite3.Connection:

@@ -23,16 +23,7 @@ from memagent_graph import Span, Writes
 from memagent_graph.errors import MissingExtraError, RunLogError
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.prompts import load_prompts
-from memagent_graph.run_log import (
-    Conversation,
-    LoggedEvent,
-    LoggedRun,
-    Outcome,
-    Reward,
-    RunFilter,
-    RunLog,
-    RunRecord,
-)
+from memagent_graph.run_log import Conversation, LoggedEvent, LoggedRun, Outcome, Reward, RunFilter, RunLog, RunRecord
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
 from memagent_graph.run_log.exchange.logged_run import iter_content, load_run
 from memagent_graph.storage import parquet_rows
@@ -331,10 +322,9 @@ def test_the_smallest_difference_is_other_content(tmp_path, log, target_log, cha
         "text": replace(second, text="memory 1 "),
     }.get(change, second)
     events = [LoggedEvent(1.0, "memory_edited", "x", 0)] if change == "event" else []
-    reward = {
-        "reward": replace(reward, value=2.0),
-        "whose reward": replace(reward, conversation=second.id),
-    }.get(change, reward)
+    reward = {"reward": replace(reward, value=2.0), "whose reward": replace(reward, conversation=second.id)}.get(
+        change, reward
+    )
     target_log.add(LoggedRun(target_log.get("r"), [first, second], events, [reward]), replace_existing=True)
     with pytest.raises(RunLogError, match="other content"):
         import_runs(target_log, path)

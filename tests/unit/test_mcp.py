@@ -51,11 +51,7 @@ INITIALIZE_REQUEST: dict[str, Any] = {
     "jsonrpc": "2.0",
     "id": 1,
     "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    },
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
 }
 ACCEPT_HEADER = {"Accept": "application/json, text/event-stream"}
 SMALL_BUDGET = Budget(context_window=900, question_tokens=50, memory_tokens=60, chunk_tokens=100, answer_tokens=60)

@@ -7,7 +7,7 @@ from support.made_documents import make_documents
 
 from memagent_graph.converters import Block, Omission
 from memagent_graph.documents import Document, DocumentStore
-from memagent_graph.documents.omissions import list_document_events, load_omissions, summarize_omissions
+from memagent_graph.documents.omissions import list_document_events, load_omissions
 from memagent_graph.errors import DocumentError, IncompleteDocumentError, UnsupportedDocumentError
 from memagent_graph.events import EventKind
 from memagent_graph.policies.scripted import ScriptedPolicy
@@ -143,11 +143,12 @@ def test_the_setting_converter_is_not_logged(converter_store):
         assert "converter" not in agent.run_log.get(result.run_id).settings
 
 
-def test_many_omissions_are_summarized_in_a_short_list():
+def test_many_omissions_are_summarized_in_a_short_list(store):
     pages = [Omission("scans", f"page {number}", "Do.") for number in (1, 2, 3, 7, 9, 10)]
     files = [Omission("files", f"file {number}") for number in range(500)]
     kinds = [Omission(f"kind {number}") for number in range(500)]
-    summary = summarize_omissions([*pages, *files, *kinds])
+    parts = [Block("text"), *pages, *files, *kinds]
+    summary = store.add(Document.from_pieces(lambda: iter(parts)))["omissions"]
     assert summary[0] == {"what": "scans", "count": 6, "places": "pages 1-3, page 7, pages 9-10", "remedy": "Do."}
     assert summary[1]["count"] == 500
     assert len(str(summary)) < 4_000

@@ -137,7 +137,6 @@ class TestHeadings:
             "ARTICLE IV TERMINATION", "4.1 Termination for convenience", "4.2", "§ 12 Notices",
             "a line that stands alone",
         ]  # fmt: skip
-
         for mark in find_headings([CONTRACT], "text/plain"):
             assert CONTRACT[mark.start_char - 1] == "\n"
             assert CONTRACT[mark.start_char :].lstrip("# ").startswith(mark.label.split()[0])
@@ -168,10 +167,11 @@ class TestHeadings:
         assert len(headings) > 2_000 * 10
 
     @pytest.mark.parametrize(
-        "text", ["9" * 3_000_000, " " * 3_000_000, "1 " + ". " * 500_000, "#" * 3_000_000, "\n" * 10**6]
+        ("start", "rest"),
+        [("", "9"), ("", " "), ("", "#"), ("1 ", ". "), ("1. A\n", "\n"), ("1. A\n2. B\nc\n", "3. C\n.\n")],
     )
-    def test_headings_are_found_in_linear_time(self, text) -> None:
-        assert len(find_headings([text], "text/plain")) <= 1
+    def test_headings_are_found_in_linear_time(self, start, rest) -> None:
+        assert len(find_headings([start + rest * (2_200_000 // len(rest)), "x"], "text/plain")) <= 1
 
     @pytest.mark.parametrize(
         ("name", "data", "expected"),

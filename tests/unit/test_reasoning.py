@@ -56,7 +56,7 @@ TURN_ENDS = [
     "<end_of_turn>",
     "<｜end▁of▁sentence｜>",
     "<|im_end|></s>",
-    "<pad><pad>",
+    "<pad>" * 20_000,
     "\0\0",
     "<|im_end|>\n<|im_start|>user\nAnd what is the key of barn?",
 ]
@@ -136,23 +136,16 @@ def test_a_text_that_only_mentions_a_marker_is_unchanged(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "<think>cut off",
-        "<think>\ncut off",
-        "[THINK]cut off",
-        "<|channel|>analysis<|message|>cut off",
-        "<|START_THINKING|>cut off",
-        "◁think▷cut off",
-    ],
+    "opening", ["<think>", "<think>\n", "[THINK]", "<|channel|>analysis<|message|>", "<|START_THINKING|>", "◁think▷"]
 )
-def test_reasoning_that_was_cut_off_leaves_an_empty_reply(text: str) -> None:
-    assert not extract_reply(text).strip()
+def test_reasoning_that_was_cut_off_leaves_an_empty_reply(opening: str) -> None:
+    assert not extract_reply(f"{opening}cut off").strip()
 
 
 def test_a_reasoning_block_on_separate_lines_is_removed() -> None:
     assert extract_reply(f"{REPLY}\n<think>\nor heron\n</think>\nand more") == f"{REPLY}\nand more"
     assert extract_reply(f"{REPLY}\n<think>\nor heron") == f"{REPLY}\n"
+    assert extract_reply(open_tags := REPLY + "\n<think>" * 20_000) == open_tags
 
 
 def test_answer_tags_around_the_whole_reply_are_removed_with_the_reasoning() -> None:

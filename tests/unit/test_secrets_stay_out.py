@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 import subprocess
@@ -193,10 +194,10 @@ async def test_a_key_is_not_in_the_trace_of_an_error_or_of_its_causes(message, t
 
 async def test_a_malformed_reply_with_the_key_does_not_put_it_into_the_error() -> None:
     replies = [f"{'x' * 190}{KEY}", json.dumps({"error": KEY}), f"{KEY} " * 20]
-    for reply in replies:
+    for reply, place in itertools.product(replies, ({"api_key": KEY}, {"default_query": {"code": KEY}})):
         server = FakeServer(lambda body, number, reply=reply: web.Response(text=reply))
         with server, pytest.raises(PolicyResponseError) as error:
-            await server.ask(api_key=KEY, max_retries=0)
+            await server.ask(**place, max_retries=0)
         output = "".join(traceback.format_exception(error.value))
         assert not any(KEY[:length] in output for length in range(9, len(KEY) + 1))
 

@@ -226,6 +226,8 @@ def test_a_hub_id_is_loaded_from_the_local_cache_without_a_network(cached):
         load_tokenizer("some/other")
     with pytest.raises(TokenizerError, match="there is no tokenizer"):
         load_tokenizer("folder/tokenizer.json")  # the path of a file, not a hub id
+    with pytest.raises(TokenizerError, match="there is no tokenizer"):
+        load_tokenizer("~no-such-user/model")
 
 
 def test_a_missing_hub_library_names_the_extra(monkeypatch):

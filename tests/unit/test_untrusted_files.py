@@ -414,7 +414,7 @@ def read_rows(*limit_patch: Any, **columns: Any) -> Attack:
     """Return an attack that reads a Parquet file with 200 equal rows, with a limit patched to be small."""
 
     def read(folder: Path) -> str:
-        table = pa.table({name: pa.array([value] * 200, pa.string()) for name, value in columns.items()})
+        table = pa.table({name: pa.array([value] * 200) for name, value in columns.items()})
         pq.write_table(table, folder / "rows.parquet")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(*limit_patch)
@@ -545,11 +545,14 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         ),
         pytest.param(lambda folder: read_edited(folder, 'version": 1', 'version": 2'), "newer version", id="new table"),
         pytest.param(lambda folder: read_edited(folder, "memagent-corpus", "x"), "another program", id="foreign table"),
+        pytest.param(lambda folder: read_edited(folder, 's": 1', f's": {2**63}'), "cannot be read", id="table: rows"),
         pytest.param(read_outside_dataset, "outside the folder", id="dataset: path"),
         pytest.param(read_rows(*VALUE_LIMIT, question=None, context=None, answer=None, id=None, title=None),
                      r"rows\.parquet .* row group that is too", id="rows: nulls"),
         pytest.param(read_rows(qa_records, "_MAX_CHARACTERS", 10**3, supporting_facts="s", context="a" * 10**3),
                      r"rows\.parquet, row 1: .* more than 1,000", id="rows: equal texts"),
+        pytest.param(read_rows(*VALUE_LIMIT, question=pa.scalar(2**62, pa.timestamp("us")), supporting_facts="s"),
+                     r"rows\.parquet, row 1 cannot be read: date", id="rows: date"),
         pytest.param(load_incomplete_results, "journal", id="results: incomplete"),
         pytest.param(read_file("rl.yaml", "a: !!python/object/apply:os.system ['touch ../ran']", read_preset),
                      "rl.yaml", id="preset: code"),

@@ -44,10 +44,10 @@ class LiveReads:
     # Documents and questions
 
     async def add_document(self, owner: Owner, file: UploadedFile) -> DocumentRef:
-        """Return the text of a file that was just uploaded. A file without text is deleted."""
+        """Return the text of a file that was just uploaded. A file whose text is not stored is deleted."""
         try:
             return await self._resources.uploads.read_text(owner, file.id)
-        except MemAgentError:
+        except (MemAgentError, APIError, asyncio.CancelledError):
             await asyncio.to_thread(self._resources.uploads.delete, owner, file.id)
             raise
 
@@ -65,16 +65,17 @@ class LiveReads:
             raise make_bad_request("choose a document and ask a question", "questions" if files else "files")
         for question in questions:
             _require_answerable(question, context, "questions")
-        references = [await self._resources.uploads.read_text(owner, file_id) for file_id in files]
-        document, store = references[0], self._reader.store
-        if len(references) > 1:
-            sources = [Source(ref["name"], partial(iter_stored_pieces, store, ref), ref) for ref in references]
-            document = await self._resources.uploads.add_text(owner, join_sources(sources))
-        reads = []
-        for question in questions:
-            request = ReadRequest(owner=owner, document=document, question=question, sampling=context.sampling)
-            read, _ = await self.manager.start(request, read_again=read_again)
-            reads.append(read)
+        uploads, store, reads = self._resources.uploads, self._reader.store, []
+        with uploads.holding_texts():
+            references = [await uploads.read_text(owner, file_id) for file_id in files]
+            document = references[0]
+            if len(references) > 1:
+                sources = [Source(ref["name"], partial(iter_stored_pieces, store, ref), ref) for ref in references]
+                document = await uploads.add_text(owner, join_sources(sources))
+            for question in questions:
+                request = ReadRequest(owner=owner, document=document, question=question, sampling=context.sampling)
+                read, _ = await self.manager.start(request, read_again=read_again)
+                reads.append(read)
         return reads
 
     # Queries

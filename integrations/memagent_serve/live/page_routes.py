@@ -24,13 +24,14 @@ from memagent_serve.app import ServerResources, get_owner, store_upload
 from memagent_serve.bodies import read_body
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
 from memagent_serve.completions import cancel_on_disconnect
-from memagent_serve.keys import Owner
+from memagent_serve.keys import LOCAL, Owner
 from memagent_serve.ledger import ReadState
 from memagent_serve.live.live_events import format_passage, format_read, format_sources, stream_changes
 from memagent_serve.live.live_reads import LiveReads
 from memagent_serve.page_sessions import PAGE_PREFIX, SIGN_IN_PATH, STATIC_PREFIX, PageSessions
 
 _MAX_BODY_BYTES: Final = 1 << 20
+_MAX_SIGN_IN_BYTES: Final = 4096
 _MAX_LISTED_READS: Final = 200
 _MAX_QUESTIONS: Final = 32
 _MAX_FILES: Final = 64
@@ -129,7 +130,7 @@ class LivePage:
         return Response(text, media_type=f"{media_type}; charset=utf-8", headers=_FILE_HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, SignIn)
+        body = await _parse_body(self.resources, request, SignIn, _MAX_SIGN_IN_BYTES)
         return self.sessions.sign_in(body.token, request.scope)
 
     async def _describe_session(self, request: Request) -> Response:
@@ -248,14 +249,18 @@ def _get_owner_and_run_id(request: Request) -> tuple[Owner, str]:
     return get_owner(request), request.path_params["id"]
 
 
-async def _parse_body(resources: ServerResources, request: Request, body_type: type[T]) -> T:
+async def _parse_body(
+    resources: ServerResources, request: Request, body_type: type[T], max_bytes: int = _MAX_BODY_BYTES
+) -> T:
     """Parse the JSON body of a small request.
 
     Raises:
-        APIError: the body is too long, does not arrive, or is invalid.
+        APIError: the body is too long, does not arrive, or is invalid, or other requests use all the memory.
     """
     seconds = resources.settings.idle_seconds
-    body = await read_body(request, _MAX_BODY_BYTES, seconds, seconds)
+    owner: Owner = request.state.owner or LOCAL  # a sign-in has no owner yet; its body is too small to be counted
+    with resources.request_quota.reservation(owner) as reserve:
+        body = await read_body(request, max_bytes, seconds, seconds, reserve=reserve)
     try:
         return msgspec.json.decode(body, type=body_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

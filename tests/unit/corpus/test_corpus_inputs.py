@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import socket
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import pyarrow as pa
@@ -83,10 +85,8 @@ def test_a_link_that_replaces_a_listed_file_is_not_read(input_folder: Path, tmp_
     listed_document = next(source for source in inputs.documents() if source.name == "a.txt")
     (input_folder / "a.txt").rename(tmp_path / "outside.txt")
     (input_folder / "a.txt").symlink_to(tmp_path / "outside.txt")
-    with (
-        inputs.access.open_document(listed_document) as source,
-        pytest.raises(DocumentError, match="leads out of its folder now"),
-    ):
+    refusal = pytest.raises(DocumentError, match="leads out of its folder now")
+    with inputs.access.open_document(listed_document) as source, refusal:
         DocumentStore(tmp_path / "documents").add(source)
 
 
@@ -115,14 +115,8 @@ def test_links_out_of_the_folder_and_loops_are_not_followed(input_folder: Path, 
 
 
 def test_unreadable_folder_is_an_error_at_any_depth(input_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scandir = os.scandir
-
-    def refuse(folder: Any) -> Any:
-        if str(folder).endswith("sub"):
-            raise PermissionError(13, "Permission denied")
-        return scandir(folder)
-
-    monkeypatch.setattr(os, "scandir", refuse)
+    folders = [os.scandir(input_folder), PermissionError(13, "Permission denied")]
+    monkeypatch.setattr(os, "scandir", Mock(side_effect=folders))
     with pytest.raises(DocumentError, match="no permission"):
         list(open_inputs(str(input_folder)).documents())
 
@@ -191,6 +185,8 @@ def test_paths_in_a_table_may_not_leave_its_folder(input_folder: Path, tmp_path:
     assert "does not exist" in texts[4]
     assert all("is not a public address" in text for text in texts[7:9])
     assert "is not a path" in texts[9] and "chain of URLs" in texts[10]
+    with pytest.raises(RefusedSourceError, match="is outside the"):  # a dataset of the hub has no folder
+        SourceAccess().resolve_below_root("pyproject.toml")
 
 
 def test_damaged_line_fails_one_document_and_a_damaged_table_is_refused(tmp_path: Path) -> None:
@@ -198,9 +194,15 @@ def test_damaged_line_fails_one_document_and_a_damaged_table_is_refused(tmp_path
     texts = list(read_texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path).values())
     assert texts[0] == "one" and texts[3] == "two"
     assert "line 2 is not JSON" in texts[1] and "not a JSON object" in texts[2] and "has no value" in texts[4]
+    (tmp_path / "t.csv").write_text('id,text\n1,5,000 euros\n2,"one",,\n')
+    texts = list(read_texts(open_inputs(str(tmp_path / "t.csv")), tmp_path).values())
+    assert "line 2 has more cells than the header" in texts[0] and texts[1] == "one"
+    (tmp_path / "t.csv").write_text('text\n"one\ntwo\n')
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DocumentError, match="cannot be read as a table"):
-        list(open_inputs(str(tmp_path / "t.parquet")).documents())
+    pq.write_table(pa.table({"text": pa.array([2**62], pa.timestamp("us"))}), tmp_path / "date.parquet")
+    for name in ("t.csv", "t.parquet", "date.parquet"):
+        with pytest.raises(DocumentError, match=f"{name} cannot be read as a table"):
+            list(open_inputs(str(tmp_path / name)).documents())
 
 
 def test_text_shared_by_many_rows_is_held_in_memory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +265,17 @@ def test_dataset_saved_to_disk_is_read_as_a_table(tmp_path: Path) -> None:
         list(open_inputs(f"dataset:{tmp_path / 'none'}").documents())
 
 
-def test_readme_of_a_dataset_folder_cannot_name_files_outside_it(tmp_path: Path) -> None:
+def test_dataset_folder_cannot_name_files_outside_it(tmp_path: Path) -> None:
+    import datasets
+
+    image_type = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    features = datasets.Features({"text": image_type, "path": datasets.Value("string")})
+    rows = {"text": [{"bytes": None, "path": str(tmp_path / "outside.png")}, None], "path": [None, "pyproject.toml"]}
+    datasets.Dataset.from_dict(rows, features).save_to_disk(str(tmp_path / "saved"))
+    features["text"] = datasets.Image()
+    (tmp_path / "saved/dataset_info.json").write_text(json.dumps({"features": features.to_dict()}))
+    texts = list(read_texts(open_inputs(f"dataset:{tmp_path / 'saved'}"), tmp_path).values())
+    assert "a value of type dict" in texts[0] and "pyproject.toml does not exist" in texts[1]
     (tmp_path / "outside.jsonl").write_text('{"text": "secret"}\n', "utf-8")
     (tmp_path / "dataset").mkdir()
     readme = "---\nconfigs:\n- config_name: default\n  data_files: ../outside.jsonl\n---\n"
@@ -296,31 +308,22 @@ def test_a_private_address_is_refused_unless_it_is_allowed(input_folder: Path, t
             open_inputs(f"{url}/a.txt")
         access = SourceAccess(allow_private=True)
         assert read_texts(open_inputs(f"{url}/a.txt", access=access), tmp_path) == {"a.txt": "one"}
+        (input_folder / "large.txt").write_text("a" * 9 * 2**20)  # more than two blocks; the server has no ranges
+        assert set(read_texts(open_inputs(f"{url}/large.txt", access=access), tmp_path)["large.txt"]) == {"a"}
         texts_by_name = read_texts(open_inputs(f"{url}/b.txt", access=access), tmp_path)
         assert "does not exist" in texts_by_name["b.txt"] or "cannot be fetched" in texts_by_name["b.txt"]
 
 
-def test_host_name_that_resolves_to_a_private_address_is_refused(
-    input_folder: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_host_name_of_a_private_address_is_refused(input_folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """This covers redirects too: every connection is checked, whatever led to it."""
-    import socket
-
-    getaddrinfo = socket.getaddrinfo
-
-    def resolve_to_loopback(host: Any, *arguments: Any, **options: Any) -> Any:
-        return getaddrinfo("127.0.0.1" if host == "public.example" else host, *arguments, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve_to_loopback)
+    resolve = partial(socket.getaddrinfo, "127.0.0.1")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *arguments, **options: resolve(*arguments, **options))
     with serve_folder(input_folder) as url:
         location = f"http://public.example:{url.rpartition(':')[2]}/a.txt"
         document = CorpusDocument(name="a.txt", location=location)
-        store = DocumentStore(tmp_path / "store")
-        with (
-            pytest.raises(RefusedSourceError, match="is not a public address"),
-            SourceAccess().open_document(document) as source,
-        ):
-            store.add(source)
+        refusal = pytest.raises(RefusedSourceError, match="is not a public address")
+        with refusal, SourceAccess().open_document(document) as source:
+            DocumentStore(tmp_path / "store").add(source)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +348,7 @@ def test_chained_urls_and_other_schemes_are_refused(url: str) -> None:
         open_inputs(url)
 
 
-def test_objects_of_an_object_store_are_read_like_files(tmp_path: Path) -> None:
+def test_objects_and_tables_of_an_object_store_are_read_like_files(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     store.pipe({"/bucket/in/a.txt": b"one", "/bucket/in/sub/b.txt": b"two", "/bucket/in/c.md": b"three"})
     texts = read_texts(open_inputs("memory://bucket/in"), tmp_path)
@@ -353,13 +356,9 @@ def test_objects_of_an_object_store_are_read_like_files(tmp_path: Path) -> None:
     assert read_texts(open_inputs("memory://bucket/in/*.md"), tmp_path) == {"c.md": "three"}
     assert read_texts(open_inputs("memory://bucket/in/**/*.txt"), tmp_path) == {"a.txt": "one", "sub/b.txt": "two"}
     assert read_texts(open_inputs("memory://bucket/in/a.txt"), tmp_path) == {"a.txt": "one"}
-
-
-def test_table_in_an_object_store_is_read_with_relative_paths(tmp_path: Path) -> None:
-    store = fsspec.filesystem("memory")
-    store.pipe({"/t/x.jsonl": b'{"path": "in/a.txt"}\n{"path": "../b.txt"}', "/t/in/a.txt": b"one", "/b.txt": b"no"})
-    texts = read_texts(open_inputs("memory://t/x.jsonl"), tmp_path)
-    assert texts["x.jsonl#0"] == "one" and "is outside" in texts["x.jsonl#1"]
+    store.pipe("/bucket/x.csv", b"path\nin/a.txt\n../b.txt\na?/../../b.txt\na#/../../b.txt\n")
+    texts = list(read_texts(open_inputs("memory://bucket/x.csv"), tmp_path).values())
+    assert texts[0] == "one" and len(texts) == 4 and all("is outside" in text for text in texts[1:])
 
 
 def test_object_store_errors_do_not_contain_credentials() -> None:

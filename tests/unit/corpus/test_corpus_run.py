@@ -368,8 +368,7 @@ def test_kill_at_any_step_of_writing_a_part_loses_and_repeats_no_row(
 
 
 @pytest.mark.parametrize(
-    ("damage", "keeps_ledger"),
-    [("bits flipped", True), ("deleted", False), ("another part", False)],
+    ("damage", "keeps_ledger"), [("bits flipped", True), ("deleted", False), ("another part", False)]
 )
 def test_damaged_part_is_an_error_until_retry_failed_replaces_it(
     corpus: CorpusFixture, damage: str, keeps_ledger: bool

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fsspec
 import pyarrow
@@ -16,6 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from memagent_corpus import CorpusRow, TableFolder
+from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_corpus.corpus_rows import list_column_values
 from memagent_graph.errors import CorpusError
 
@@ -30,11 +31,6 @@ def make_rows(count: int = ROW_COUNT) -> Iterator[dict[str, Any]]:
         yield list_column_values(row)
 
 
-def read_first_part(location: str) -> bytes:
-    with fsspec.open(f"{location}/{FIRST_PART}") as file:
-        return bytes(file.read())
-
-
 @pytest.fixture(params=["disk", "store"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> TableFolder:
     table = TableFolder(str(tmp_path) if request.param == "disk" else f"memory://{tmp_path.name}/table")
@@ -46,7 +42,8 @@ def test_manifest_has_the_size_and_digest_of_each_written_part(table: TableFolde
     part = table.write_part(0, make_rows(), ())
     assert part is not None
     table.publish([part])
-    content, manifest = read_first_part(table.location), table.manifest()
+    with fsspec.open(f"{table.location}/{FIRST_PART}") as file:
+        content, manifest = file.read(), table.manifest()
     assert manifest is not None and manifest.parts == (part,)
     assert (part.rows, part.failed) == (ROW_COUNT, 0)
     assert (part.bytes, part.sha256) == (len(content), hashlib.sha256(content).hexdigest())
@@ -59,19 +56,25 @@ def test_manifest_has_the_size_and_digest_of_each_written_part(table: TableFolde
     assert table.find_damaged_parts([part]) == [part]
 
 
-def test_part_of_another_program_is_refused_even_with_a_matching_digest(table: TableFolder) -> None:
+def test_part_of_another_program_is_refused_even_with_a_matching_digest(table: TableFolder, tmp_path: Path) -> None:
     """A foreign manifest may list such a part with its right digest."""
     own_part = table.write_part(0, make_rows(3), ())
     assert own_part is not None
-    parquet_file = io.BytesIO()
-    parquet.write_table(pyarrow.table({"id": ["a"], "document": ["b"]}), parquet_file)
-    for content, reason in ((b"PAR1 and no more", "not one that"), (parquet_file.getvalue(), "no column answer")):
+    contents = {"not one that": b"PAR1 and no more"}
+    for reason, names in {"no column answer": ["id"], "not a text": CorpusRow.__struct_fields__}.items():
+        parquet.write_table(pyarrow.table({name: [None] for name in names}), parquet_file := io.BytesIO())
+        contents[reason] = parquet_file.getvalue()
+    for reason, content in contents.items():
         with fsspec.open(f"{table.location}/{FIRST_PART}", "wb") as part_file:
             part_file.write(content)
         part = replace(own_part, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
         table.publish([part])
         with pytest.raises(CorpusError, match=f"the part {FIRST_PART} of .*{reason}"):
             list(table.rows(["id", "error"]))
+    ledger = CorpusLedger(tmp_path / "ledger.sqlite")
+    ledger.store_rows("b", "", [CorpusRow(id=cast("str", 7), document="b", digest=None, question="?")])
+    with pytest.raises(CorpusError, match="damaged or foreign"):
+        list(ledger.iter_waiting_rows(1))
 
 
 def test_a_part_that_fails_during_writing_leaves_no_file(table: TableFolder) -> None:

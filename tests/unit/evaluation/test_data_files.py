@@ -41,7 +41,6 @@ def write_lines(path: Path, rows: list[Any]) -> Path:
 
 
 def write_parquet(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
-    import pyarrow
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, **options)
@@ -244,9 +243,8 @@ def test_ruler_hqa_files_count_passages_and_come_in_folders(tmp_path) -> None:
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
 def test_lengths_of_a_file_cover_every_example_once_in_file_order(tmp_path_factory, own_lengths) -> None:
     rows = [make_hqa_row(1, num_docs=length, answers=[str(index)]) for index, length in enumerate(own_lengths)]
-    task = load_data_task(
-        "ruler_hqa_files", write_lines(tmp_path_factory.mktemp("lengths") / "v.jsonl", rows), SETTINGS
-    )
+    path = write_lines(tmp_path_factory.mktemp("lengths") / "v.jsonl", rows)
+    task = load_data_task("ruler_hqa_files", path, SETTINGS)
     groups = [[int(task.sample(length, n).gold[0]) for n in range(task.count(length))] for length in task.lengths]
     assert sorted(chain.from_iterable(groups)) == list(range(len(own_lengths)))
     assert all(group == sorted(group) for group in groups)
@@ -306,12 +304,10 @@ def test_json_list_of_long_documents_is_not_loaded_into_memory(tmp_path) -> None
         file.write("]")
     assert path.stat().st_size > 15_000_000
     tracemalloc.start()
-    try:
-        task = load_data_task("ruler_hqa_files", path, SETTINGS)
-        samples = [task.sample(1, index) for index in range(30)]
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    task = load_data_task("ruler_hqa_files", path, SETTINGS)
+    samples = [task.sample(1, index) for index in range(30)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     assert [sample.question for sample in samples] == [f"q{index}?" for index in range(30)]
     assert peak < 5_000_000
 
@@ -402,15 +398,16 @@ def test_damaged_squad_file_is_refused_and_so_is_squad_data_as_hotpotqa(tmp_path
         (b'{"a": "\xff"}', "line 1 is not valid JSON"),
         (rb'{"a": "\ud800"}', "surrogates not allowed"),
         (b"PAR1 but not Parquet", "cannot be read"),
+        (b"question,fee\nHow much?,5,000\n", "line 2 has more cells than the header"),
     ],
 )
 def test_unreadable_file_is_refused(tmp_path, content, message) -> None:
-    path = tmp_path / "rows.json"
+    path = tmp_path / ("rows.csv" if content.startswith(b"question") else "rows.json")
     path.write_bytes(content)
     with pytest.raises(EvaluationError, match=message) as error:
         for _ in (rows[index] for rows in [open_rows([path])] for index in range(len(rows))):
             pass
-    assert "rows.json" in str(error.value)
+    assert path.name in str(error.value)
 
 
 def test_folder_that_is_not_a_dataset_is_refused(tmp_path) -> None:

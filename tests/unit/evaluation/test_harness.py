@@ -280,11 +280,7 @@ async def test_wrong_and_missing_answers_score_zero_and_outcomes_are_counted(run
 @pytest.mark.parametrize(
     ("error", "fails_in_text", "message"),
     [
-        (
-            EvaluationError("keys has 3 samples", hint="Ask for fewer."),
-            False,
-            ": keys has 3 samples. Ask for fewer.",
-        ),
+        (EvaluationError("keys has 3 samples", hint="Ask for fewer."), False, ": keys has 3 samples. Ask for fewer."),
         (KeyError("no"), False, "sample() of the task keys failed at length 400, index 3, seed 7: KeyError: 'no'"),
         (OSError("no"), True, "text() of the task keys failed at length 400, index 3, seed 7: OSError: no. Fix the"),
     ],

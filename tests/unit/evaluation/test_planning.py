@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from support.evaluation import KeyTask
 
 from memagent_evaluation.data_files.qa_records import Paragraph, QARecord
-from memagent_evaluation.planning import (
-    DEFAULT_LENGTHS,
-    build_plan,
-    check_plan,
-    parse_lengths,
-)
+from memagent_evaluation.planning import DEFAULT_LENGTHS, build_plan, check_plan, parse_lengths
 from memagent_evaluation.result_table import EvaluationPlan, PlanCell
 from memagent_evaluation.samples import LengthUnit
 from memagent_evaluation.tasks import TaskSettings, load_task

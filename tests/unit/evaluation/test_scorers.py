@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from memagent_evaluation.result_table import QuestionOutcome
 from memagent_evaluation.samples import Metric, Sample
-from memagent_evaluation.scorers import (
-    WRONG,
-    Scores,
-    compute_token_f1,
-    contains,
-    is_exact_match,
-    normalise,
-    score,
-)
+from memagent_evaluation.scorers import WRONG, Scores, compute_token_f1, contains, is_exact_match, normalise, score
 from memagent_graph.events import StopReason
 from memagent_graph.prompts import AnswerFormat
 
@@ -92,8 +84,7 @@ def test_gold_strings_may_have_several_words_or_contain_separators() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["code:48213", "x=48213", "| key|48213|", "12/48213", "[48213]", "is 48213.Then", "48,213"],
+    "text", ["code:48213", "x=48213", "| key|48213|", "12/48213", "[48213]", "is 48213.Then", "48,213"]
 )
 def test_punctuation_separates_words_without_spaces(text) -> None:
     assert contains(text, "48213")

@@ -213,7 +213,7 @@ def test_wrong_quotes_of_a_sentence_are_replaced_by_supporting_quotes_of_its_sec
         if prompt.rstrip().endswith("Sentences:"):
             return "The key of harbor is 12. [q1] [99]\nThe key of harbor is 4711.\nThe key of harbor is 5. [q1, q2]"
         if prompt.rstrip().endswith("Headings:"):
-            return "Keys [1] [7]"
+            return "Keys [1]" + " " * 10**5 + "[" + "7" * 5000 + "]"
         return read_keys(prompt)
 
     paths = write_keys(tmp_path, a="4711", b="12")

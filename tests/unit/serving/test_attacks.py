@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import itertools
 import json
@@ -42,6 +43,7 @@ BOB_HEADERS = {"Authorization": f"Bearer {BOB}"}
 MEGABYTE = 2**20
 PRIVATE_TEXT = "private-4711"
 ALICE_HEADER, JSON_HEADER = f"Authorization: Bearer {ALICE}", "Content-Type: application/json"
+BOB_HEADER = f"Authorization: Bearer {BOB}"
 POST_CHAT = ("POST /v1/chat/completions HTTP/1.1", ALICE_HEADER, JSON_HEADER)
 
 
@@ -254,6 +256,10 @@ def test_malicious_file_ids_are_not_found(server: Server, file_id: str) -> None:
 def test_too_large_and_empty_files_are_refused(server: Server) -> None:
     assert upload(server, "large.txt", b"x" * (2 * MEGABYTE)).status_code == 413
     assert upload(server, "empty.txt", b"").status_code == 400
+    texts = [f"{LONG_TEXT} {number}" * (400_000 // len(LONG_TEXT)) for number in range(3)]
+    files = [{"filename": "a.txt", "file_data": base64.b64encode(text.encode()).decode()} for text in texts]
+    reply = post(server, make_chat([{"type": "file", "file": file} for file in files]))
+    assert reply.status_code == 413, "a request does not remove its own texts"
 
 
 def test_form_with_too_many_parts_is_refused(server: Server) -> None:
@@ -326,6 +332,16 @@ def test_connection_without_a_complete_head_is_closed(server: Server, monkeypatc
             assert connection.recv(100) == b""
 
 
+def test_connection_that_takes_no_reply_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "SEND_SECONDS", 0.2)
+    file_id = upload(server, "a.txt", b"x" * (MEGABYTE // 2), BOB_HEADERS).json()["id"]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(make_request_head(f"GET /v1/files/{file_id}/content HTTP/1.1", BOB_HEADER) * 40)
+        time.sleep(1)
+        received_bytes = sum(len(data) for data in iter(lambda: connection.recv(MEGABYTE), b""))
+    assert received_bytes < 20 * MEGABYTE
+
+
 @pytest.mark.parametrize("host", ["localhost", "evil.example"])
 def test_request_smuggling_with_two_body_lengths_is_refused(server: Server, host: str) -> None:
     lines = ("POST /v1/files HTTP/1.1", f"Host: {host}", "Content-Length: 4", "Transfer-Encoding: chunked")
@@ -390,7 +406,7 @@ def test_json_with_too_many_values_is_refused_before_parsing(body: bytes) -> Non
 
 
 def test_a_body_that_is_no_object_or_has_invalid_utf8_in_any_field_is_refused() -> None:
-    for body in (b"[]", b'{"model": "\x80ake"}', b'{"messages": [{"role": "user", "content": "\xff"}]}'):
+    for body in (b"[]", b'"' + b'\\"' * 2_200_000, b'{"model": "\x80ake"}', b'{"messages": [{"content": "\xff"}]}'):
         with pytest.raises(APIError, match="not a JSON object") as error:
             parse_fields(body)
         assert (error.value.status, error.value.code) == (400, "invalid_json")

@@ -141,9 +141,7 @@ def test_events_show_each_chunk_until_the_answer(browser: Browser) -> None:
     assert browser.start_reads() == [run_id] != browser.start_reads(read_again=True), "unless it asks for a new read"
 
 
-def test_each_question_is_a_read_and_several_documents_are_one_text(
-    browser: Browser,
-) -> None:
+def test_each_question_is_a_read_and_several_documents_are_one_text(browser: Browser) -> None:
     first_id = browser.upload("one.txt", make_document({0.5: FACTS[0.2]}, words=400)).json()["id"]
     second_id = browser.upload("two.html", "<p>The key of castle is 12.</p>").json()["id"]
     questions = [QUESTION, "What is the key of castle?"]
@@ -395,10 +393,13 @@ def test_scripts_in_names_documents_and_answers_are_sent_as_data(browser: Browse
 
 
 def test_request_bodies_are_limited_in_size_and_time(upstream: FakeServer, tmp_path: Path) -> None:
-    with serve(upstream.base_url, tmp_path, page=True, idle_seconds=0.3) as server:
+    with serve(upstream.base_url, tmp_path, page=True, idle_seconds=0.3, storage=100_000) as server:
         browser = Browser.sign_in(server)
-        assert browser.post("reads", files=["x" * 2**20], questions=["?"]).status_code == 413
-        lines = ("POST /page/session HTTP/1.1", "X-Memagent-Page: 1", JSON_HEADER, "Content-Length: 10000")
+        assert browser.upload("a.txt", "The town. " * 6000).status_code == 413, "with its text"
+        assert not any((tmp_path / "serve").rglob("*.bin"))
+        sizes = {"reads": 2**20, "session": 2**12}
+        assert {browser.post(path, token="x" * size).status_code for path, size in sizes.items()} == {413}
+        lines = ("POST /page/session HTTP/1.1", "X-Memagent-Page: 1", JSON_HEADER, "Content-Length: 4096")
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(make_request_head(*lines) + b"{")
             for _ in range(200):  # a client that is never idle

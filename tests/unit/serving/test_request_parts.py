@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -34,9 +35,7 @@ def make_plan(chat: ChatRequest, room: int, findings: int = 100) -> ReadingPlan:
 def test_as_few_parts_as_possible_are_read_largest_first() -> None:
     chat = make_request(*(make_message("user", text) for text in ("word " * 2000, "some " * 300, "Which?")))
     plan = make_plan(chat, 1000)
-    assert plan.positions == (PartPosition(0, 0),)
-    assert plan.history_length == 0
-    assert plan.latest_index == 2
+    assert (plan.positions, plan.history_length, plan.latest_index) == ((PartPosition(0, 0),), 0, 2)
 
 
 def test_long_system_message_is_read_and_all_parts_if_none_fits() -> None:
@@ -64,9 +63,15 @@ def test_tool_result_is_never_separated_from_its_call() -> None:
         tool_messages.append(make_message("tool", "word " * 30, tool_call_id=f"c{number}"))
     chat = make_request(make_message("user", "Find it."), *tool_messages)
     plan = make_plan(chat, 900)
-    assert plan.history_length
     assert chat.messages[plan.history_length].role == "assistant"
     assert plan.latest_index == 0, "the user's request stays"
+
+
+def test_processor_time_of_a_plan_grows_only_linearly_with_the_messages() -> None:
+    chat = make_request(*[make_message("user", "hi")] * 20_000)
+    start = time.process_time()
+    assert make_plan(chat, 4000).history_length > 10_000
+    assert time.process_time() - start < 20, "a walk through all messages for each message takes a minute"
 
 
 # The question
@@ -85,6 +90,13 @@ def test_question_is_the_last_user_message_with_context() -> None:
     )
     assert compose_question(make_plan(chat, 1000), TOKENIZER, 1024, with_context=False) == "Which key?"
     assert compose_question(make_plan(chat, 1000), TOKENIZER, 64, with_context=True) == "Which key?"
+
+
+def test_file_without_text_belongs_to_the_question_before_it_unless_that_has_a_reply() -> None:
+    question, file = make_message("user", "Which?"), make_message("user", [{"type": "file"}])
+    for reply, expected in (([], "Which?"), ([make_message("assistant", "4711")], "What does the text say")):
+        plan = make_plan(make_request(question, *reply, file), 1000)
+        assert compose_question(plan, TOKENIZER, 64, with_context=True).startswith(expected)
 
 
 @pytest.mark.parametrize(

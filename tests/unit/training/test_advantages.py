@@ -226,11 +226,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         "make_invalid_settings",
-        [
-            lambda: AdvantageSettings(epsilon=0),
-            lambda: OverlongPenalty(100, 101),
-            lambda: OverlongPenalty(100, 0),
-        ],
+        [lambda: AdvantageSettings(epsilon=0), lambda: OverlongPenalty(100, 101), lambda: OverlongPenalty(100, 0)],
     )
     def test_settings_out_of_range_are_refused(self, make_invalid_settings):
         with pytest.raises(TrainingError, match="must be above 0"):

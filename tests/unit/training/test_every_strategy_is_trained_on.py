@@ -63,11 +63,7 @@ GOLD_BY_QUESTION = {
     "What is the key of castle?": Gold(("12",), evidence=("The key of castle is 12.",)),
     "What is the key of nothing?": Gold(("none",), evidence=("The key of castle is 12.",)),
 }
-PRESETS = [
-    ("gated:stop=yes", "gru-mem"),
-    ("recall", "rememr1"),
-    ("parallel", "longrlvr"),
-]
+PRESETS = [("gated:stop=yes", "gru-mem"), ("recall", "rememr1"), ("parallel", "longrlvr")]
 
 
 @pytest.mark.parametrize(("strategy", "preset"), PRESETS)

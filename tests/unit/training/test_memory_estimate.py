@@ -19,10 +19,7 @@ from memagent_training.job.dry_run import ModelSizes, estimate_memory
 MAX_FACTOR = 1.2
 """The largest factor between estimate and measurement, as stated in dry_run.py."""
 
-SHAPES = {
-    "llama": ("Llama", 192, 4, 3000),
-    "qwen2, grouped queries": ("Qwen2", 128, 2, 1000),
-}
+SHAPES = {"llama": ("Llama", 192, 4, 3000), "qwen2, grouped queries": ("Qwen2", 128, 2, 1000)}
 
 
 def make_model(shape: str) -> torch.nn.Module:

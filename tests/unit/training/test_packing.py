@@ -285,10 +285,7 @@ def test_nodes_are_split_only_at_branches(rows: list[IdRow], is_tree: bool) -> N
 
 @settings(max_examples=25)
 @given(
-    rows=rows_with_shared_prefixes,
-    layout=st.sampled_from(Layout),
-    ranks=st.integers(1, 4),
-    budget=st.integers(40, 90),
+    rows=rows_with_shared_prefixes, layout=st.sampled_from(Layout), ranks=st.integers(1, 4), budget=st.integers(40, 90)
 )
 def test_splitting_padding_and_ranks_do_not_change_gradients(
     llama: Any, rows: list[IdRow], layout: Layout, ranks: int, budget: int

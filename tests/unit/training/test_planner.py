@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from made_rollouts import make_conversation
 
 from memagent_training.algorithm.advantages import TrainingRow
-from memagent_training.algorithm.planner import (
-    PADDING_ROW_TOKENS,
-    Layout,
-    StepPlan,
-    count_shared_tokens,
-    plan_step,
-)
+from memagent_training.algorithm.planner import PADDING_ROW_TOKENS, Layout, StepPlan, count_shared_tokens, plan_step
 from memagent_training.training_errors import TrainingError
 
 LAYOUTS = list(Layout)

@@ -193,11 +193,7 @@ def run_on_ranks(ranks: int, folder: Path, output: Path, cases: list[dict[str, A
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_loss_and_gradients_of_several_ranks_equal_the_example(
-    ranks: int,
-    world,
-    reference: Reference,
-    tmp_path: Path,
-    size: Callable[[int, int], int],
+    ranks: int, world, reference: Reference, tmp_path: Path, size: Callable[[int, int], int]
 ) -> None:
     """All ranks end with equal gradients, which are those of the complete step."""
     cases = CASES_OF_RANKS[ranks][:: size(5, 1)]

@@ -52,7 +52,10 @@ class TableRows:
 
     def __getitem__(self, index: int, /) -> TableRow:
         source_index, row_index = _locate(self._source_ends, index)
-        return self._sources[source_index][row_index]
+        try:
+            return self._sources[source_index][row_index]
+        except (ValueError, OverflowError) as error:  # a text that is not UTF-8, or a date out of Python's range
+            raise _make_unreadable_error(self.get_location(index), error) from error
 
     def get_location(self, index: int) -> str:
         """Return the file and line of a row, for messages."""
@@ -237,7 +240,13 @@ class CSVRows:
         return len(self._rows)
 
     def __getitem__(self, index: int, /) -> TableRow:
-        return {name: _parse_cell(value) for name, value in self._rows[index][1].items() if name is not None}
+        row = self._rows[index][1]
+        if any(row.get(None, ())):  # the cells beyond the header
+            raise EvaluationError(
+                f"{self.get_location(index)} has more cells than the header",
+                hint="Put quotes around cells with commas.",
+            )
+        return {name: _parse_cell(value) for name, value in row.items() if name is not None}
 
     def get_location(self, index: int) -> str:
         """Return the file and the row's last line."""
@@ -306,5 +315,5 @@ def _read_row(table: Any, index: int) -> TableRow:
     return row
 
 
-def _make_unreadable_error(path: Path, error: Exception) -> EvaluationError:
+def _make_unreadable_error(path: Path | str, error: Exception) -> EvaluationError:
     return EvaluationError(f"{path} cannot be read: {error}", hint="Check the path, and that the file is complete.")
