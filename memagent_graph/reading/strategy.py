@@ -52,7 +52,8 @@ class Strategy(ABC):
     roles: ClassVar[tuple[Role, ...]] = ()
     """All roles that the steps use."""
     state: ClassVar[type] = ReaderState
-    """The class of the state: a TypedDict that extends `ReaderState` or `SequentialState`."""
+    """The class of the state: a TypedDict that extends `ReaderState` or `SequentialState`. A resumed run has its texts,
+    numbers, lists, dicts, sets and dates again; messages and objects of your own classes become plain values."""
     continues_after: ClassVar[str] = OPEN
     """The node after which a run that was stopped at a limit continues."""
     uses_previous_calls: ClassVar[bool] = False

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, NotRequired, TypedDict, TypeVar
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NotRequired, TypeAlias, TypedDict, TypeVar
+from uuid import UUID
 
 import msgspec
+import ormsgpack
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.jsonplus import (
+    EXT_CONSTRUCTOR_KW_ARGS,
+    EXT_CONSTRUCTOR_POS_ARGS,
+    EXT_DELTA_SNAPSHOT,
+    EXT_NUMPY_ARRAY,
+    JsonPlusSerializer,
+)
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.types import Interrupt, Overwrite, Send, TimeoutPolicy
 
 from memagent_graph.errors import CheckpointError
 from memagent_graph.storage.bounded_files import inflate
@@ -24,6 +40,36 @@ _MAX_BYTES: Final = 12 << 20
 """Maximum size of a decompressed value. The state of a report has the cells of all documents."""
 _MAX_TOTAL_BYTES: Final = 2 * _MAX_BYTES
 """Maximum size of a state with the writes after it, which are in memory at the same time."""
+_MAX_NESTING: Final = 6
+"""Maximum number of objects inside each other. Each is decoded from a copy of its bytes."""
+_MAX_BYTES_WITH_OTHER_KEYS: Final = 128 << 10
+"""Maximum size of a value with keys that are no texts. Tuples can be chosen so that all have the same hash, and then a
+dict of this size takes a second, and one of 12 MiB hours."""
+_Element: TypeAlias = str | bytes | int | float | date | None
+"""What sets are made of: no tuples and other objects, for the same reason."""
+_CONSTRUCTORS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
+    (kind.__module__, kind.__name__): kind
+    for kind in (
+        Overwrite,
+        Interrupt,
+        set,
+        frozenset,
+        deque,
+        date,
+        time,
+        timedelta,
+        timezone,
+        Decimal,
+        UUID,
+        type(Path()),
+    )
+} | {
+    ("datetime", "datetime"): datetime.fromisoformat,
+    ("langgraph.types", "Send"): lambda node, argument, timeout=None: Send(
+        str(node), argument, timeout=timeout and TimeoutPolicy(**timeout)
+    ),
+}
+"""What a state can have besides plain values: what LangGraph adds to states, and types of Python's library."""
 _remaining_bytes: Final = ContextVar[list[int]]("_remaining_bytes")
 
 
@@ -53,12 +99,14 @@ class UndecodableStateError(ValueError):
 class CompressedSerializer(SerializerProtocol):
     """LangGraph's serializer, with compression of large values. A memory takes less than half of its size.
 
-    A file of checkpoints may come from somebody else. So decoding creates only the types that LangGraph lists as safe,
-    calls no other code, and bounds the decompressed size. Uncompressed values can be read, too.
+    A file of checkpoints may come from somebody else. So decoding makes only plain values and objects of a few types,
+    and bounds the decompressed size. Objects of other types become the values that they were saved as; messages become
+    dicts. (LangGraph lists more types as safe, also regular expressions, which can take hours to compile.)
+    Uncompressed values can be read, too.
     """
 
     def __init__(self) -> None:
-        self._plain = JsonPlusSerializer(allowed_msgpack_modules=None, allowed_json_modules=None)
+        self._plain = JsonPlusSerializer()
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         """Return the value's type and bytes.
@@ -98,9 +146,46 @@ class CompressedSerializer(SerializerProtocol):
                 raise ValueError(f"it has more than {_MAX_BYTES:,} bytes, or its state more than {_MAX_TOTAL_BYTES:,}")
             if type_name == _TEXT_TYPE:
                 return content.decode("utf-8", "surrogatepass")
-            return self._plain.loads_typed((type_name.removesuffix(_COMPRESSED_SUFFIX), content))
+            plain_type = type_name.removesuffix(_COMPRESSED_SUFFIX)
+            if plain_type == "json":
+                raise ValueError("only old versions of LangGraph wrote JSON")
+            return _decode(content) if plain_type == "msgpack" else self._plain.loads_typed((plain_type, content))
         except Exception as error:  # decoders can raise anything for damaged bytes
             raise UndecodableStateError(f"a state of type {type_name!r} cannot be decoded: {error}") from error
+
+
+def _decode(data: bytes) -> Any:
+    try:
+        return _unpack(data, None, 0)
+    except ormsgpack.MsgpackDecodeError:
+        if len(data) > _MAX_BYTES_WITH_OTHER_KEYS:
+            raise
+        return _unpack(data, ormsgpack.OPT_NON_STR_KEYS, 0)
+
+
+def _unpack(data: bytes, option: int | None, depth: int) -> Any:
+    make_object = partial(_make_object, option=option, depth=depth + 1)
+    return ormsgpack.unpackb(data, ext_hook=make_object, option=option)
+
+
+def _make_object(code: int, data: bytes, option: int | None, depth: int) -> Any:
+    """Return an object that LangGraph's serializer encoded, or the values it was made of if this makes no such objects.
+
+    Raises:
+        ValueError: no state has such objects, or so many inside each other.
+    """
+    if (code >= EXT_NUMPY_ARRAY and code != EXT_DELTA_SNAPSHOT) or depth > _MAX_NESTING:
+        raise ValueError(f"no state has objects of kind {code}, or more than {_MAX_NESTING} inside each other")
+    content = _unpack(data, option, depth)
+    if code == EXT_DELTA_SNAPSHOT:
+        return _DeltaSnapshot(content)
+    module, name, arguments = content[:3]
+    constructor = _CONSTRUCTORS.get((module, name))
+    if constructor is None or (constructor in {set, frozenset} and not all(isinstance(a, _Element) for a in arguments)):
+        return arguments
+    if code == EXT_CONSTRUCTOR_POS_ARGS:
+        return constructor(*arguments)
+    return constructor(**arguments) if code == EXT_CONSTRUCTOR_KW_ARGS else constructor(arguments)
 
 
 def reset_size_limits() -> None:

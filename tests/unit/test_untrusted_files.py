@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import sqlite3
 import sys
@@ -19,6 +20,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG
+from langgraph.types import Overwrite, Send
 from support.conversations import make_conversation
 from support.evaluation import make_row
 from support.serving import build_reader
@@ -221,12 +224,13 @@ def import_column(column: str, values: pa.Array, *limit_patch: Any) -> Attack:
     return import_changed
 
 
-def resume_from(kind: str, content: bytes | Callable[[Path], bytes]) -> Attack:
+def resume_from(kind: str | None, content: bytes | Callable[[Path], bytes], column: str = "checkpoint") -> Attack:
     """Return an attack that resumes a run whose checkpoints have this content."""
 
     def resume(folder: Path) -> str:
         blob = content if isinstance(content, bytes) else content(folder)
-        execute(folder / "checkpoints.sqlite", "UPDATE checkpoints SET type = ?, checkpoint = ?", kind, blob)
+        statement = f"UPDATE checkpoints SET type = coalesce(?, type), {column} = ?"
+        execute(folder / "checkpoints.sqlite", statement, kind, blob)
         return resume_run(folder)
 
     return resume
@@ -265,16 +269,6 @@ def resume_with_large_writes(folder: Path) -> str:
         for write_index in range(5):
             values = (*checkpoint_key, str(write_index), write_index, "memory", "msgpack+zlib", write)
             connection.execute("INSERT INTO writes VALUES (?, ?, ?, ?, '', ?, ?, ?, ?)", values)
-    return resume_run(folder)
-
-
-def save_large_state(folder: Path) -> str:
-    """Save a state that is too large to be loaded."""
-    return CompressedSerializer().dumps_typed({"memory": "a" * (12 << 20)})[0]
-
-
-def resume_with_null_metadata(folder: Path) -> str:
-    execute(folder / "checkpoints.sqlite", "UPDATE checkpoints SET metadata = 'null'")
     return resume_run(folder)
 
 
@@ -530,8 +524,9 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(resume_from("msgpack+zlib", zlib.compress(OBJECTS)), "more than", id="checkpoint: packed objects"),
         pytest.param(resume_from("msgpack", OBJECTS), "more than", id="checkpoint: objects"),
         pytest.param(resume_with_large_writes, UNREADABLE, id="checkpoint: total size of writes"),
-        pytest.param(save_large_state, "only 12,582,912 can be read again", id="checkpoint: too large when saved"),
-        pytest.param(resume_with_null_metadata, UNREADABLE, id="checkpoint: metadata"),
+        pytest.param(lambda folder: CompressedSerializer().dumps_typed("a" * (12 << 20))[0],
+                     "only 12,582,912 can be read again", id="checkpoint: too large when saved"),
+        pytest.param(resume_from(None, b"null", "metadata"), UNREADABLE, id="checkpoint: metadata"),
         pytest.param(resume_with_state(updated_channels=[[]]), UNREADABLE, id="checkpoint: channels"),
         pytest.param(resume_with_state(run_id=None), "hold no state", id="checkpoint: no run"),
         pytest.param(resume_with_state(run_id="of somebody"), "to another run", id="checkpoint: another run"),
@@ -581,3 +576,12 @@ def test_a_compressed_state_is_decompressed_up_to_a_limit() -> None:
         CompressedSerializer().loads_typed(("text", ZIP_BOMB))
     assert tracemalloc.get_traced_memory()[1] < len(ZIP_BOMB) + (32 << 20)
     tracemalloc.stop()
+
+
+def test_a_state_has_objects_of_a_few_types_in_few_levels() -> None:
+    serializer, nested = CompressedSerializer(), Overwrite(Overwrite(Overwrite(Overwrite(Overwrite(1)))))
+    state = [{1: [Send("a", Overwrite({"b", 2}), timeout=3), date(2026, 1, 2), Path("c")]}, nested]
+    assert serializer.loads_typed(serializer.dumps_typed([state, re.compile("d")])) == [state, ["d", 32]]
+    for value in (Overwrite(Overwrite(nested)), {("keys", "of equal hashes"): "a" * (128 << 10)}):
+        with pytest.raises(UndecodableStateError):
+            serializer.loads_typed(serializer.dumps_typed(value))

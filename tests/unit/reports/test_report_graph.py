@@ -213,11 +213,12 @@ def test_wrong_quotes_of_a_sentence_are_replaced_by_supporting_quotes_of_its_sec
         if prompt.rstrip().endswith("Sentences:"):
             return "The key of harbor is 12. [q1] [99]\nThe key of harbor is 4711.\nThe key of harbor is 5. [q1, q2]"
         if prompt.rstrip().endswith("Headings:"):
-            return "Keys [1] [7]"
+            return f"Keys [1] [{'7' * 5000}]"
         return read_keys(prompt)
 
     paths = write_keys(tmp_path, a="4711", b="12")
-    result = report(make_agent(ScriptedPolicy(reply)), "Keys?", paths, questions=[KEY_QUESTION])
+    agent = make_agent(ScriptedPolicy(reply), budget=Budget(context_window=30_000, answer_tokens=9_000))
+    result = report(agent, "Keys?", paths, questions=[KEY_QUESTION])
     first, second, third = result.sentences
     assert [first.text, second.text] == ["The key of harbor is 12.", "The key of harbor is 4711."]
     assert first.is_quoted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -64,6 +65,13 @@ def test_tool_result_is_never_separated_from_its_call() -> None:
     plan = make_plan(chat, 900)
     assert chat.messages[plan.history_length].role == "assistant"
     assert plan.latest_index == 0, "the user's request stays"
+
+
+def test_processor_time_of_a_plan_grows_only_linearly_with_the_messages() -> None:
+    chat = make_request(*[make_message("user", "hi")] * 20_000)
+    start = time.process_time()
+    assert make_plan(chat, 4000).history_length > 10_000
+    assert time.process_time() - start < 20, "a walk through all messages for each message takes a minute"
 
 
 # The question

@@ -109,6 +109,17 @@ async def test_texts_that_the_operator_stored_too_are_kept(tmp_path: Path, opera
     assert count_files(tmp_path / "documents" / "texts") == 2, "the operator's and the client's newest"
 
 
+async def test_texts_to_remove_are_listed_once_however_many_they_are(tmp_path: Path, monkeypatch) -> None:
+    files = make_uploads(tmp_path, quota=100)
+    for number in range(10):
+        await files.add_text(ALICE, Document.from_text(f"{number}" * 10, "small"))
+    statements, execute = list[str](), files.ledger.execute
+    monkeypatch.setattr(files.ledger, "execute", lambda *values: statements.append(values[0]) or execute(*values))
+    large_text = await files.add_text(ALICE, Document.from_text("x" * 100, "large"))
+    assert list_text_keys(files, ALICE) == {large_text["key"]}
+    assert sum("ORDER BY used" in statement for statement in statements) == 2, "before and after the text is stored"
+
+
 async def test_conversions_are_limited_to_two_and_need_room_in_the_quota(tmp_path: Path, monkeypatch) -> None:
     files, running_count, highest_count = make_uploads(tmp_path, quota=50), 0, 0
     add, two_are_running = files.store.add_async, asyncio.Event()
