@@ -13,7 +13,10 @@ _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)")
+_PATH = re.compile(
+    r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:(?:[^\s'\"/\\.,:;]+ ){0,3}[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)"
+)
+"""An absolute path. The name of a folder may have spaces."""
 
 
 def replace_lone_surrogates(text: str) -> str:

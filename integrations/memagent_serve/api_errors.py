@@ -33,8 +33,13 @@ _RETRY_HEADERS: Final = {"Retry-After": "5"}
 _DISK_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE}
 )
-_PRIVATE_TEXT: Final = re.compile(r"https?://[^\s,;)'\"]+(?<![:.])|(?<![\w./])/(?:[^\s/:'\",]+/)+[^\s/:'\",]*")
-"""Addresses inside the network, and absolute paths."""
+_PRIVATE_TEXT: Final = re.compile(
+    r"\b[A-Za-z][\w+.-]{0,20}://[^\s,;)'\"<>]+(?<![:.])"
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?|(?<=to host )\S+|(?<=call failed )\([^()]*\)|(?<=not valid for )'[^']*'"
+    r"|(?:(?<![\w./<])/|\b[A-Za-z]:\\|\\\\)"
+    r"(?:(?:[^\s/\\:'\",;]+(?<!\.) ){0,3}[^\s/\\:'\",]+[/\\])+[^\s/\\:'\",<]*(?<!\.)"
+)
+"""Addresses inside the network, and absolute paths. The name of a folder may have spaces."""
 
 
 @dataclass(eq=False)
@@ -82,6 +87,11 @@ def make_stopping_error() -> APIError:
     return APIError(503, message, code="server_stopping", headers=_RETRY_HEADERS)
 
 
+def hide_private_text(message: str) -> str:
+    """Return a message without addresses inside the network and absolute paths."""
+    return _PRIVATE_TEXT.sub("[hidden]", message)
+
+
 def to_api_error(error: Exception) -> APIError:
     """Convert an error to an error of the API.
 
@@ -94,7 +104,7 @@ def to_api_error(error: Exception) -> APIError:
         error = DocumentStoreError(str(error))
     for error_classes, status, code, template in _REPLIES_BY_ERROR:
         if isinstance(error, error_classes):
-            message = template.format(_PRIVATE_TEXT.sub("[hidden]", str(error)))
+            message = template.format(hide_private_text(str(error)))
             return APIError(status, message, code=code, headers=_RETRY_HEADERS if status in {503, 507} else None)
     return APIError(500, f"the server failed ({type(error).__name__}); see its log", code="internal")
 

@@ -22,7 +22,7 @@ from memagent_graph.policies.sending import read_body, read_error_body
 from memagent_graph.policies.server_errors import OverlongReplyError
 from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams, TokenUsage
 from memagent_graph.reasoning import extract_reply
-from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
+from memagent_serve.api_errors import APIError, hide_private_text, make_bad_request, make_not_found
 from memagent_serve.chat_replies import DONE, ReplyHead, sum_usage
 from memagent_serve.chat_requests import ChatRequest
 
@@ -78,7 +78,7 @@ async def make_gateway_error(reply: aiohttp.ClientResponse) -> APIError:
         extract_server_message(await read_error_body(reply))[:300] if get_media_type(reply) else "a compressed reply"
     )
     status = reply.status if reply.status >= 400 else 502
-    message = f"the policy server answered {reply.status}: {message}"
+    message = f"the policy server answered {reply.status}: {hide_private_text(message)}"
     return APIError(status, message, code="bad_gateway", headers=_pick_headers(reply))
 
 

@@ -29,8 +29,9 @@ from support.serving import ALICE, BOB, KEYS, Server, serve
 
 from memagent_graph import bounded_http
 from memagent_graph.documents import DocumentStore
+from memagent_graph.errors import PolicyUnreachableError
 from memagent_serve import completions, short_requests
-from memagent_serve.api_errors import APIError
+from memagent_serve.api_errors import APIError, to_api_error
 from memagent_serve.app import make_app
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.chat_requests import parse_chat, parse_fields
@@ -296,10 +297,17 @@ def test_policy_key_in_a_reply_is_hidden_from_clients(
 def test_policy_reply_of_another_content_type_is_not_relayed(
     server: Server, upstream: FakeServer, content_type: str
 ) -> None:
-    upstream.respond = lambda *_: web.Response(body=b"<p>the-server's-own-key", content_type=content_type)
+    body = b"<p>the-server's-own-key timed out at http://db.corp:80/v1"
+    upstream.respond = lambda *_: web.Response(body=body, content_type=content_type)
     reply = post(server, make_chat("hello"))
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "bad_gateway")
-    assert "the-server's-own-key" not in reply.text
+    assert not re.search("the-server's-own-key|corp", reply.text)
+
+
+@pytest.mark.parametrize("text", ["/srv/My Documents/a b/x.txt", "unix:///run/x.sock", r"C:\a b\x", "('fd00::5', 80)"])
+def test_paths_and_addresses_in_errors_are_hidden(text: str) -> None:
+    message = to_api_error(PolicyUnreachableError(f"Connect call failed {text}. It is gone", hint="Try it.")).message
+    assert message == "Connect call failed [hidden]. It is gone. Try it."
 
 
 @pytest.mark.parametrize(("content", "stream"), [(LONG_TEXT, True), ("hello", False)])
