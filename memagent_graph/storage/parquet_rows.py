@@ -1,11 +1,13 @@
 """Reads rows of untrusted Parquet files. A text that many rows share is in memory only once.
 
 In a file of a few kilobytes, millions of rows can share a text of several megabytes. So texts are read with dictionary
-encoding, and unpacked a few rows at a time.
+encoding, and unpacked a few rows at a time. The items of a row's list can share a text, too, or be nulls: the size of
+lists is added up before they are unpacked.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -16,6 +18,10 @@ _MAX_SLICE_BYTES: Final = 64 << 20
 _MAX_GROUP_BYTES: Final = 4 << 30
 _MAX_GROUP_VALUES: Final = 1 << 26
 """Maximum values in a row group, over all columns. An empty value needs no space in the file, but 8 bytes in memory."""
+_MAX_LIST_BYTES: Final = 256 << 20
+_OBJECT_BYTES: Final = 256
+_VALUE_BYTES: Final = 32
+"""The approximate memory of a struct or list in a list, and of another value without its text."""
 
 
 def load_pyarrow(extra: str, needed_for: str) -> Any:
@@ -48,8 +54,49 @@ def require_readable_row_groups(file: Any) -> None:
 
 
 def iter_rows(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yield the rows of a file in slices that are small after unpacking, or have one row."""
+    """Yield the rows of a file in slices that are small after unpacking, or have one row.
+
+    Raises:
+        ValueError: a row has too large lists.
+    """
     for group in range(file.num_row_groups):  # one at a time, because Arrow does not join dictionaries in lists
+        _require_readable_lists(file, group, columns)
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
             row_count = max(1, _MAX_SLICE_BYTES // max(1, batch.nbytes))
-            yield from (batch.slice(start, row_count) for start in range(0, len(batch), row_count))
+            for start in range(0, len(batch), row_count):
+                rows = batch.slice(start, row_count)
+                require_small_lists(rows)
+                yield rows
+
+
+def _require_readable_lists(file: Any, group_index: int, columns: Sequence[str] | None) -> None:
+    group = file.metadata.row_group(group_index)
+    chunks = [group.column(i) for i in range(group.num_columns) if file.schema.column(i).max_repetition_level]
+    read_chunks = (chunk for chunk in chunks if columns is None or chunk.path_in_schema.split(".")[0] in columns)
+    if sum(chunk.num_values for chunk in read_chunks) > _MAX_GROUP_VALUES:
+        raise ValueError("it has lists with too many items in a row group")
+
+
+def require_small_lists(rows: Any) -> None:
+    """Raise `ValueError` if the lists in a record batch need too much memory after unpacking."""
+    arrow: Any = importlib.import_module("pyarrow")
+    columns = [getattr(column, "storage", column) for column in rows.columns]
+    size = sum(_measure_values(arrow, column) for column in columns if arrow.types.is_nested(column.type))
+    if size > _MAX_LIST_BYTES:
+        raise ValueError(f"the lists of a row need more than {_MAX_LIST_BYTES:,} bytes of memory")
+
+
+def _measure_values(arrow: Any, array: Any) -> int:
+    """Return the approximate memory of the values of an array after unpacking."""
+    array, types = getattr(array, "storage", array), arrow.types
+    if types.is_nested(array.type):
+        if types.is_map(array.type):
+            children = [array.keys, array.items]
+        else:
+            children = array.flatten() if types.is_struct(array.type) else [array.flatten()]
+        return _OBJECT_BYTES * len(array) + sum(_measure_values(arrow, child) for child in children)
+    size = _VALUE_BYTES * len(array)
+    if types.is_dictionary(array.type):
+        lengths = arrow.compute.binary_length(array.dictionary).take(array.indices)
+        return size + (arrow.compute.sum(lengths).as_py() or 0)
+    return size + array.nbytes

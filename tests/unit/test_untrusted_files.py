@@ -460,6 +460,8 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
                      "a run .* has more than", id="export: total size of texts"),
         pytest.param(import_column("token_ids", pa.array([[7] * 99] * 9, pa.list_(pa.uint32())), *VALUE_LIMIT),
                      "row group", id="export: size of a list"),
+        pytest.param(import_column("parents", pa.array([["a" * 10**4] * 20]), parquet_rows, "_MAX_LIST_BYTES", 10**5),
+                     "the lists of a row need more than", id="export: list of equal texts"),
         *(
             pytest.param(show_log_with(table, column, value), "runs.sqlite cannot be used as a run log",
                          id=f"log: {column} {value}")
@@ -551,6 +553,11 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
                      r"rows\.parquet .* row group that is too", id="rows: nulls"),
         pytest.param(read_rows(qa_records, "_MAX_CHARACTERS", 10**3, supporting_facts="s", context="a" * 10**3),
                      r"rows\.parquet, row 1: .* more than 1,000", id="rows: equal texts"),
+        *(
+            pytest.param(read_rows(parquet_rows, "_MAX_LIST_BYTES", 10**5, supporting_facts=items),
+                         r"row 1 cannot be read: the lists", id=f"rows: list of equal {kind}")
+            for kind, items in (("texts", ["a" * 10**4] * 20), ("nulls", [{"a": None}] * 500))
+        ),
         pytest.param(read_rows(*VALUE_LIMIT, question=pa.scalar(2**62, pa.timestamp("us")), supporting_facts="s"),
                      r"rows\.parquet, row 1 cannot be read: date", id="rows: date"),
         pytest.param(load_incomplete_results, "journal", id="results: incomplete"),

@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -23,7 +23,12 @@ from memagent_graph.documents.allowed_paths import resolve_below
 from memagent_graph.errors import DocumentError, EvaluationError
 from memagent_graph.plain_text import format_count
 from memagent_graph.storage.bounded_files import open_regular_file, parse_json, read_json_file
-from memagent_graph.storage.parquet_rows import load_pyarrow, open_parquet, require_readable_row_groups
+from memagent_graph.storage.parquet_rows import (
+    load_pyarrow,
+    open_parquet,
+    require_readable_row_groups,
+    require_small_lists,
+)
 
 TableRow: TypeAlias = dict[str, Any]
 
@@ -231,8 +236,9 @@ class CSVRows:
         csv.field_size_limit(_MAX_CELL_CHARACTERS)
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
-                reader = csv.DictReader(file, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
-                self._rows = [(reader.line_num, row) for row in reader]
+                reader = csv.reader(file, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
+                self._names = next(reader, [])
+                self._rows = [(reader.line_num, cells) for cells in reader if cells]
         except (OSError, ValueError, csv.Error) as error:
             raise _make_unreadable_error(path, error) from error
 
@@ -240,13 +246,13 @@ class CSVRows:
         return len(self._rows)
 
     def __getitem__(self, index: int, /) -> TableRow:
-        row = self._rows[index][1]
-        if any(row.get(None, ())):  # the cells beyond the header
+        cells = self._rows[index][1]
+        if any(cells[len(self._names) :]):
             raise EvaluationError(
                 f"{self.get_location(index)} has more cells than the header",
                 hint="Put quotes around cells with commas.",
             )
-        return {name: _parse_cell(value) for name, value in row.items() if name is not None}
+        return {name: _parse_cell(cell) for name, cell in zip_longest(self._names, cells[: len(self._names)])}
 
     def get_location(self, index: int) -> str:
         """Return the file and the row's last line."""
@@ -311,7 +317,10 @@ def _locate(ends: Sequence[int], index: int) -> tuple[int, int]:
 
 
 def _read_row(table: Any, index: int) -> TableRow:
-    row: TableRow = table.slice(index, 1).to_pylist()[0]
+    table_row = table.slice(index, 1)
+    for batch in table_row.to_batches():
+        require_small_lists(batch)
+    row: TableRow = table_row.to_pylist()[0]
     return row
 
 
