@@ -98,5 +98,5 @@ def _measure_values(arrow: Any, array: Any) -> int:
     size = _VALUE_BYTES * len(array)
     if types.is_dictionary(array.type):
         lengths = arrow.compute.binary_length(array.dictionary).take(array.indices)
-        return size + (arrow.compute.sum(lengths).as_py() or 0)
-    return size + array.nbytes
+        return size + int(arrow.compute.sum(lengths).as_py() or 0)
+    return size + int(array.nbytes)
