@@ -57,7 +57,10 @@ class Mcp(ReaderOptions):
             help="With --allow-remote: a name of this host that clients use. Repeatable.", show_default="none"
         ),
     ] = None
-    max_bytes: Annotated[int, typer.Option(min=1, help="The maximum size of a document, in bytes.")] = _MAX_BYTES
+    max_bytes: Annotated[
+        int,
+        typer.Option(min=1, help="The maximum size of a document, in bytes. A request over HTTP has 4 MiB at most."),
+    ] = _MAX_BYTES
     max_chunks: Annotated[int | None, typer.Option(min=1, help="Stop each read after this many chunks.")] = None
     max_tokens_total: MaxTokensTotalOption = None
     max_seconds: MaxSecondsOption = None

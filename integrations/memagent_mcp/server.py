@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import os
@@ -23,6 +24,8 @@ from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent_graph.addresses import LOCAL_NAMES, format_host
 from memagent_graph.bounded_http import BOUNDED_HTTP
@@ -36,8 +39,15 @@ from memagent_mcp.tools import Tools
 
 MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 _SHUTDOWN_TIMEOUT_SECONDS: Final = 3
+_BODY_SECONDS: Final = 60.0
+"""The longest time until a request has arrived. The SDK refuses bodies of more than 4 MiB."""
+_MAX_ARRIVING_BYTES: Final = 256 * 2**20
+"""The maximum size of all unfinished requests of more than `_SMALL_BYTES` together."""
+_SMALL_BYTES: Final = 2**16
 _MAX_SESSIONS: Final = 1000
 """The maximum number of sessions, about 50 KB each. The SDK ends one after half an hour without a request or stream."""
+_MAX_CONNECTIONS: Final = 2 * _MAX_SESSIONS
+"""The maximum number of connections: a session may have a stream and calls."""
 _READING_TOOLS: Final = ("read_document", "ask_again")
 """Tools whose descriptions say how much of a document the reader is shown."""
 _INSTRUCTIONS = """\
@@ -169,14 +179,60 @@ async def serve_http(server: FastMCP[Any], listener: socket.socket, host_names: 
     server.settings.transport_security = make_security_settings(host_names)
     server.settings.max_sessions = _MAX_SESSIONS
     config = uvicorn.Config(
-        server.streamable_http_app(),
+        _BoundedBodies(server.streamable_http_app()),
         log_level="warning",
         access_log=False,
+        limit_concurrency=_MAX_CONNECTIONS,
         # Without this, a request that never ends would keep the server from stopping.
         timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_SECONDS,
         **BOUNDED_HTTP,
     )
     await uvicorn.Server(config).serve(sockets=[listener])
+
+
+class _BoundedBodies:
+    """Refuses requests whose bodies do not arrive in time, or take too much memory together."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._arriving_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deadline = asyncio.get_running_loop().time() + _BODY_SECONDS
+        body_bytes, is_arriving = 0, scope["type"] == "http"
+
+        async def receive_part() -> Message:
+            nonlocal body_bytes, is_arriving
+            if not is_arriving:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise _make_refusal(408, "the request's body did not arrive in time") from None
+            part_bytes = len(message.get("body", b""))
+            self._arriving_bytes += part_bytes
+            body_bytes += part_bytes
+            if body_bytes > _SMALL_BYTES and self._arriving_bytes > _MAX_ARRIVING_BYTES:
+                raise _make_refusal(503, "other requests use all the space for large ones; try again later")
+            is_arriving = message.get("more_body", False)
+            if not is_arriving:
+                release()
+            return message
+
+        def release() -> None:
+            nonlocal body_bytes
+            self._arriving_bytes -= body_bytes
+            body_bytes = 0
+
+        try:
+            await self._app(scope, receive_part, send)
+        finally:
+            release()
+
+
+def _make_refusal(status: int, message: str) -> HTTPException:
+    return HTTPException(status, message, headers={"Connection": "close"})
 
 
 def _shorten_log_records() -> None:

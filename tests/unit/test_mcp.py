@@ -541,6 +541,7 @@ async def test_http_sessions_are_limited_and_logged_tool_names_are_sanitized(fol
     handler = logging.StreamHandler(log_output := io.StringIO())
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     monkeypatch.setattr(server_module, "_MAX_SESSIONS", 1)
+    monkeypatch.setattr(server_module, "_BODY_SECONDS", 0.3)
     call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "none\x1b[2J", "arguments": {}}}
     async with MemAgent(ScriptedPolicy(read_perfectly), tokenizer="embedded", budget=SMALL_BUDGET) as reader:
         with listen("127.0.0.1", 0) as listener:
@@ -553,6 +554,10 @@ async def test_http_sessions_are_limited_and_logged_tool_names_are_sanitized(fol
                 ).status_code == 503
                 await client.delete(get_url(listener), headers=headers)
                 await begin_session(client, get_url(listener))
+                slow_reply, sender = await asyncio.open_connection(*listener.getsockname())
+                sender.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+                assert (await asyncio.wait_for(slow_reply.read(), 30)).startswith(b"HTTP/1.1 408")
+                sender.close()
             server_task.cancel()
             await asyncio.wait([server_task])
     assert "none [2J" in log_output.getvalue()
