@@ -229,8 +229,9 @@ def resume_from(kind: str | None, content: bytes | Callable[[Path], bytes], colu
 
     def resume(folder: Path) -> str:
         blob = content if isinstance(content, bytes) else content(folder)
-        statement = f"UPDATE checkpoints SET type = coalesce(?, type), {column} = ?"
-        execute(folder / "checkpoints.sqlite", statement, kind, blob)
+        execute(
+            folder / "checkpoints.sqlite", f"UPDATE checkpoints SET type = ifnull(?, type), {column} = ?", kind, blob
+        )
         return resume_run(folder)
 
     return resume
@@ -514,8 +515,6 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(read_file("gold.jsonl", "[" * 50_000, GoldAnswers.load), r"gold\.jsonl", id="gold answers: deep"),
         pytest.param(lambda folder: import_and_show(write_hostile_log(folder)), None, id="export: code, path"),
         pytest.param(resume_from("msgpack", encode_call), UNREADABLE, id="checkpoint: code"),
-        pytest.param(resume_from("msgpack+zlib", lambda folder: zlib.compress(encode_call(folder))), UNREADABLE,
-                     id="checkpoint: code, compressed"),
         pytest.param(resume_from("pickle", b"cos\nsystem\n"), UNREADABLE, id="checkpoint: pickle"),
         pytest.param(resume_from("msgpack", b"\xc1"), UNREADABLE, id="checkpoint: no msgpack"),
         pytest.param(resume_from("msgpack", ormsgpack.packb([1, 2])), UNREADABLE, id="checkpoint: another value"),
@@ -553,11 +552,10 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
                      r"rows\.parquet .* row group that is too", id="rows: nulls"),
         pytest.param(read_rows(qa_records, "_MAX_CHARACTERS", 10**3, supporting_facts="s", context="a" * 10**3),
                      r"rows\.parquet, row 1: .* more than 1,000", id="rows: equal texts"),
-        *(
-            pytest.param(read_rows(parquet_rows, "_MAX_LIST_BYTES", 10**5, supporting_facts=items),
-                         r"row 1 cannot be read: the lists", id=f"rows: list of equal {kind}")
-            for kind, items in (("texts", ["a" * 10**4] * 20), ("nulls", [{"a": None}] * 500))
-        ),
+        pytest.param(read_rows(parquet_rows, "_MAX_LIST_BYTES", 10**5, supporting_facts=["a" * 10**4] * 20),
+                     r"row 1 cannot be read: the lists", id="rows: list of equal texts"),
+        pytest.param(read_rows(parquet_rows, "_MAX_LIST_BYTES", 10**5, supporting_facts=[{"a": None}] * 500),
+                     r"row 1 cannot be read: the lists", id="rows: list of nulls"),
         pytest.param(read_rows(*VALUE_LIMIT, question=pa.scalar(2**62, pa.timestamp("us")), supporting_facts="s"),
                      r"rows\.parquet, row 1 cannot be read: date", id="rows: date"),
         pytest.param(load_incomplete_results, "journal", id="results: incomplete"),
@@ -577,15 +575,12 @@ def test_an_untrusted_file_runs_no_code(folder: Path, attack: Attack, error_patt
     assert "evil" not in sys.modules
 
 
-def test_a_compressed_state_is_decompressed_up_to_a_limit() -> None:
+def test_a_state_is_decoded_up_to_limits() -> None:
     tracemalloc.start()
     with pytest.raises(UndecodableStateError, match="more than 12,582,912 bytes"):
         CompressedSerializer().loads_typed(("text", ZIP_BOMB))
     assert tracemalloc.get_traced_memory()[1] < len(ZIP_BOMB) + (32 << 20)
     tracemalloc.stop()
-
-
-def test_a_state_has_objects_of_a_few_types_in_few_levels() -> None:
     serializer, nested = CompressedSerializer(), Overwrite(Overwrite(Overwrite(Overwrite(Overwrite(1)))))
     state = [{1: [Send("a", Overwrite({"b", 2}), timeout=3), date(2026, 1, 2), Path("c")]}, nested]
     assert serializer.loads_typed(serializer.dumps_typed([state, re.compile("d")])) == [state, ["d", 32]]
