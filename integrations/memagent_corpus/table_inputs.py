@@ -260,9 +260,22 @@ def is_table(location: str) -> bool:
 
 
 def _iter_dataset_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield rows as they are stored: decoding an image or a sound would open the file or address that it names."""
-    for row in dataset.with_format("arrow").iter(1):  # one by one, because rows of a stream may differ in their columns
-        yield from row.to_pylist()
+    """Yield rows without decoding images, sounds and the like, which would open the file or address that they name."""
+    if features := dataset.features:  # a copy; without them, nothing is decoded
+        _stop_decoding(features)
+        dataset.info.features = type(features)(features)  # a new object, because it notes which columns are decoded
+    yield from dataset.with_format(None)
+
+
+def _stop_decoding(feature: Any) -> None:
+    """Make the types in a dataset's features yield what is stored, except JSON, whose decoding opens no file."""
+    if isinstance(feature, Mapping | list):
+        for part in feature.values() if isinstance(feature, Mapping) else feature:
+            _stop_decoding(part)
+    elif hasattr(feature, "feature"):
+        _stop_decoding(feature.feature)
+    elif hasattr(feature, "decode") and type(feature).__name__ != "Json":
+        feature.decode = False
 
 
 def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:

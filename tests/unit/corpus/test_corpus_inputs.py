@@ -256,11 +256,11 @@ def test_several_tables_are_one_corpus(tmp_path: Path) -> None:
 def test_dataset_saved_to_disk_is_read_as_a_table(tmp_path: Path) -> None:
     import datasets
 
-    rows = {"id": ["a", "b"], "text": ["one", "two"]}
-    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
+    features = datasets.Features(id=datasets.Json(), text=datasets.Value("string"))  # ids of several types
+    datasets.Dataset.from_dict({"id": ["a", 2], "text": ["one", "two"]}, features).save_to_disk(str(tmp_path / "saved"))
     inputs = open_inputs(f"dataset:{tmp_path / 'saved'}", columns=InputColumns(id="id"))
-    assert read_texts(inputs, tmp_path) == {"a": "one", "b": "two"} and inputs.total().documents == 2
-    assert list(inputs.ids() or ()) == ["a", "b"]
+    assert read_texts(inputs, tmp_path) == {"a": "one", "2": "two"} and inputs.total().documents == 2
+    assert list(inputs.ids() or ()) == ["a", "2"]
     with pytest.raises(DocumentError, match="cannot be loaded"):
         list(open_inputs(f"dataset:{tmp_path / 'none'}").documents())
 
