@@ -103,7 +103,7 @@ class FileTable:
             else:
                 with self._read_csv(file) as reader:
                     for row in reader:
-                        has_surplus = any(row.pop(None, ()))  # the cells beyond the header
+                        has_surplus = any(map(str.strip, row.pop(None, ())))  # the cells beyond the header
                         yield f"line {reader.line_num} has more cells than the header" if has_surplus else row
 
     def count_rows(self) -> int | None:

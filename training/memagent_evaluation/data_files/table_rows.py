@@ -247,7 +247,7 @@ class CSVRows:
 
     def __getitem__(self, index: int, /) -> TableRow:
         cells = self._rows[index][1]
-        if any(cells[len(self._names) :]):
+        if any(map(str.strip, cells[len(self._names) :])):
             raise EvaluationError(
                 f"{self.get_location(index)} has more cells than the header",
                 hint="Put quotes around cells with commas.",
