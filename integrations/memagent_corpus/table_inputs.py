@@ -130,7 +130,10 @@ class FileTable:
         csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
         text_file = io.TextIOWrapper(file, encoding=self.access.encoding or "utf-8-sig", newline="")
         try:
-            yield csv.DictReader(text_file, delimiter="\t" if self._kind == "tsv" else ",", strict=True)
+            reader = csv.DictReader(text_file, delimiter="\t" if self._kind == "tsv" else ",", strict=True)
+            yield reader
+        except csv.Error as error:
+            raise csv.Error(f"line {reader.reader.line_num}: {error}") from error
         finally:
             text_file.detach()
 

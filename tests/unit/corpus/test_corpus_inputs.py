@@ -194,14 +194,14 @@ def test_damaged_line_fails_one_document_and_a_damaged_table_is_refused(tmp_path
     texts = list(read_texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path).values())
     assert texts[0] == "one" and texts[3] == "two"
     assert "line 2 is not JSON" in texts[1] and "not a JSON object" in texts[2] and "has no value" in texts[4]
-    (tmp_path / "t.csv").write_text('id,text\n1,5,000 euros\n2,"one",,\n')
+    (tmp_path / "t.csv").write_text('id,text\n1,5,000 euros\n2,"one",, \n')
     texts = list(read_texts(open_inputs(str(tmp_path / "t.csv")), tmp_path).values())
     assert "line 2 has more cells than the header" in texts[0] and texts[1] == "one"
-    (tmp_path / "t.csv").write_text('text\n"one\ntwo\n')
+    (tmp_path / "t.csv").write_text('text\none\n"two" and three\n')
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
     pq.write_table(pa.table({"text": pa.array([2**62], pa.timestamp("us"))}), tmp_path / "date.parquet")
-    for name in ("t.csv", "t.parquet", "date.parquet"):
-        with pytest.raises(DocumentError, match=f"{name} cannot be read as a table"):
+    for name, line in (("t.csv", "line 3: "), ("t.parquet", ""), ("date.parquet", "")):
+        with pytest.raises(DocumentError, match=f"{name} cannot be read as a table: {line}"):
             list(open_inputs(str(tmp_path / name)).documents())
 
 

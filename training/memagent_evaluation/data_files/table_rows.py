@@ -239,7 +239,9 @@ class CSVRows:
                 reader = csv.reader(file, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
                 self._names = next(reader, [])
                 self._rows = [(reader.line_num, cells) for cells in reader if cells]
-        except (OSError, ValueError, csv.Error) as error:
+        except csv.Error as error:
+            raise _make_unreadable_error(f"{path}, line {reader.line_num},", error) from error
+        except (OSError, ValueError) as error:
             raise _make_unreadable_error(path, error) from error
 
     def __len__(self) -> int:
