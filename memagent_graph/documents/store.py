@@ -241,7 +241,7 @@ class DocumentStore:
             create_private_folder(folder)
         for path in self.root.glob(".incoming-*"):
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _UNFINISHED_FILE_SECONDS:
+                if 0 < path.stat().st_mtime < time.time() - _UNFINISHED_FILE_SECONDS:  # 0 marks a temporary text
                     path.unlink()
 
     @contextlib.contextmanager
