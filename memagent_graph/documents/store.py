@@ -43,7 +43,7 @@ from memagent_graph.storage.private_files import create_private_folder, get_defa
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
 _MAX_LABEL_CHARACTERS: Final = 10_000_000
-"""Maximum characters of all labels in a file of sections; if it has more, each is cut to an equal share."""
+"""Maximum characters of all labels in a file of sections; each is cut to an equal share."""
 _UNFINISHED_FILE_SECONDS: Final = 86_400
 """The age after which an unfinished file is deleted, because its writer must have been killed."""
 
