@@ -125,8 +125,9 @@ class Uploads:
         with self.ledger.lock:
             for row in self.ledger.execute(query, values):
                 ref: DocumentRef = json.loads(row["ref"])
-                _hold_text(ref)
-                return ref
+                if self.store.has_text(ref):
+                    _hold_text(ref)
+                    return ref
         return None
 
     async def add_text(
