@@ -76,9 +76,9 @@ class DocumentStore:
         return store
 
     def for_temporary_texts(self) -> Self:
-        """Return a copy of the store that removes only texts that it stored, and that nothing else has stored since.
+        """Return a copy of the store that removes only texts that such copies stored, and no other store since.
 
-        They have a modification time of 0, which `add` changes.
+        They have a modification time of 0, which `add` of another store changes.
         """
         store = copy(self)
         store._is_temporary = True
@@ -210,7 +210,7 @@ class DocumentStore:
         return self._get_text_path(ref).exists()
 
     def remove(self, ref: DocumentRef) -> None:
-        """Delete a document's text. Other references to the same text lose it, too."""
+        """Delete a document's text. Other references to the same text lose it, too. See also `for_temporary_texts`."""
         names = filter(None, (ref.get("sections"), ref.get("headings")))
         paths = [self._get_text_path(ref), *(self._sections / f"{name}.json" for name in names)]
         with self._translate_disk_errors():
