@@ -63,9 +63,11 @@ def iter_rows(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
         _require_readable_lists(file, group, columns)
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
             row_count = max(1, _MAX_SLICE_BYTES // max(1, batch.nbytes))
+            has_large_lists = _measure_lists(batch) > _MAX_LIST_BYTES
             for start in range(0, len(batch), row_count):
                 rows = batch.slice(start, row_count)
-                require_small_lists(rows)
+                if has_large_lists:
+                    require_small_lists(rows)
                 yield rows
 
 
@@ -79,11 +81,14 @@ def _require_readable_lists(file: Any, group_index: int, columns: Sequence[str] 
 
 def require_small_lists(rows: Any) -> None:
     """Raise `ValueError` if the lists in a record batch need too much memory after unpacking."""
+    if _measure_lists(rows) > _MAX_LIST_BYTES:
+        raise ValueError(f"the lists of a row need more than {_MAX_LIST_BYTES:,} bytes of memory")
+
+
+def _measure_lists(rows: Any) -> int:
     arrow: Any = importlib.import_module("pyarrow")
     columns = [getattr(column, "storage", column) for column in rows.columns]
-    size = sum(_measure_values(arrow, column) for column in columns if arrow.types.is_nested(column.type))
-    if size > _MAX_LIST_BYTES:
-        raise ValueError(f"the lists of a row need more than {_MAX_LIST_BYTES:,} bytes of memory")
+    return sum(_measure_values(arrow, column) for column in columns if arrow.types.is_nested(column.type))
 
 
 def _measure_values(arrow: Any, array: Any) -> int:
@@ -97,6 +102,7 @@ def _measure_values(arrow: Any, array: Any) -> int:
         return _OBJECT_BYTES * len(array) + sum(_measure_values(arrow, child) for child in children)
     size = _VALUE_BYTES * len(array)
     if types.is_dictionary(array.type):
-        lengths = arrow.compute.binary_length(array.dictionary).take(array.indices)
-        return size + int(arrow.compute.sum(lengths).as_py() or 0)
+        compute = importlib.import_module("pyarrow.compute")  # the import of pyarrow does not load it
+        lengths = compute.binary_length(array.dictionary).take(array.indices)
+        return size + int(compute.sum(lengths).as_py() or 0)
     return size + int(array.nbytes)
