@@ -53,7 +53,8 @@ class Strategy(ABC):
     """All roles that the steps use."""
     state: ClassVar[type] = ReaderState
     """The class of the state: a TypedDict that extends `ReaderState` or `SequentialState`. A resumed run has its texts,
-    numbers, lists, dicts, sets and dates again; messages and objects of your own classes become plain values."""
+    numbers, dates, lists and dicts again, and sets of texts, numbers and dates; other sets become lists, and messages
+    and objects of your own classes plain values. A state of more than 128 KiB needs texts as the keys of its dicts."""
     continues_after: ClassVar[str] = OPEN
     """The node after which a run that was stopped at a limit continues."""
     uses_previous_calls: ClassVar[bool] = False

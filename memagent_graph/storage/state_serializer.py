@@ -112,7 +112,7 @@ class CompressedSerializer(SerializerProtocol):
         """Return the value's type and bytes.
 
         Raises:
-            CheckpointError: the value is too large to be decoded again.
+            CheckpointError: the value is too large to be decoded again, or is large and has keys that are no texts.
         """
         if isinstance(obj, SeparateText):
             type_name, data = _TEXT_TYPE, obj.text.encode("utf-8", "surrogatepass")
@@ -126,6 +126,8 @@ class CompressedSerializer(SerializerProtocol):
             )
         if type_name == _TEXT_TYPE:
             return type_name, zlib.compress(data, 1)
+        if type_name == "msgpack" and len(data) > _MAX_BYTES_WITH_OTHER_KEYS:
+            _require_decodable(data)
         if len(data) < _MIN_COMPRESSED_BYTES:
             return type_name, data
         return type_name + _COMPRESSED_SUFFIX, zlib.compress(data, 1)
@@ -161,6 +163,17 @@ def _decode(data: bytes) -> Any:
         if len(data) > _MAX_BYTES_WITH_OTHER_KEYS:
             raise
         return _unpack(data, ormsgpack.OPT_NON_STR_KEYS, 0)
+
+
+def _require_decodable(data: bytes) -> None:
+    try:
+        _decode(data)
+    except ValueError as error:
+        raise CheckpointError(
+            f"a checkpoint of {len(data):,} bytes cannot be read again: above {_MAX_BYTES_WITH_OTHER_KEYS:,} bytes, "
+            f"keys have to be texts, and at most {_MAX_NESTING} objects may be inside each other",
+            hint="Use texts as the keys of dicts in the state, such as str(page).",
+        ) from error
 
 
 def _unpack(data: bytes, option: int | None, depth: int) -> Any:

@@ -525,6 +525,7 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(resume_from("msgpack", OBJECTS), "more than", id="checkpoint: objects"),
         pytest.param(resume_with_large_writes, UNREADABLE, id="checkpoint: total size of writes"),
         pytest.param(lambda _: CompressedSerializer().dumps_typed("a" * (12 << 20))[0], "12,582,912", id="saving"),
+        pytest.param(lambda _: CompressedSerializer().dumps_typed({1: "a" * 2**17})[0], "keys have", id="saving: keys"),
         pytest.param(resume_from(None, b"null", "metadata"), UNREADABLE, id="checkpoint: metadata"),
         pytest.param(resume_with_state(updated_channels=[[]]), UNREADABLE, id="checkpoint: channels"),
         pytest.param(resume_with_state(run_id=None), "hold no state", id="checkpoint: no run"),
@@ -582,6 +583,6 @@ def test_a_state_is_decoded_up_to_limits() -> None:
     serializer, nested = CompressedSerializer(), Overwrite(Overwrite(Overwrite(Overwrite(Overwrite(1)))))
     state = [{1: [Send("a", Overwrite({"b", 2}), timeout=3), date(2026, 1, 2), Path("c")]}, nested]
     assert serializer.loads_typed(serializer.dumps_typed([state, re.compile("d")])) == [state, ["d", 32]]
-    for value in (Overwrite(Overwrite(nested)), {("keys", "of equal hashes"): "a" * (128 << 10)}):
+    for data in (serializer.dumps_typed(Overwrite(Overwrite(nested)))[1], b"\x81\x92ab" + ormsgpack.packb("a" * 2**17)):
         with pytest.raises(UndecodableStateError):
-            serializer.loads_typed(serializer.dumps_typed(value))
+            serializer.loads_typed(("msgpack", data))
