@@ -13,7 +13,8 @@ _IDLE_SECONDS: Final = 75
 """Seconds that a connection stays open after a request. Clients and proxies should close it first, because a request
 that arrives while the server closes the connection is lost. So this is longer than their time-outs."""
 SEND_SECONDS = 60.0
-"""Maximum time for a client to take what fills its buffer."""
+"""Maximum time for a client to take `_SENT_BYTES` of a response that is waiting for it."""
+_SENT_BYTES: Final = 16_384
 
 
 class BoundedProtocol(H11Protocol):
@@ -44,13 +45,20 @@ class BoundedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """Wait for the client to take a part of the response."""
         super().pause_writing()
-        self._send_timer = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+        self._expect_reading()
 
     def resume_writing(self) -> None:
         """Stop waiting for the client to take a part of the response."""
         super().resume_writing()
         if self._send_timer is not None:
             self._send_timer.cancel()
+
+    def _expect_reading(self, last_size: int | None = None) -> None:
+        size = self.transport.get_write_buffer_size()
+        if last_size is not None and size > last_size - _SENT_BYTES:
+            self.transport.abort()
+        else:
+            self._send_timer = self.loop.call_later(SEND_SECONDS, self._expect_reading, size)
 
     def _expect_request(self, seconds: float) -> None:
         if self._timer is not None:

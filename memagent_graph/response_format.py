@@ -296,12 +296,13 @@ class _Steps:
 
     def __init__(self) -> None:
         self.count = self.depth = 0
-        self.end_time = time.monotonic() + _MAX_SECONDS
+        self.end_time = 0.0
 
     def begin(self) -> None:
         """Begin a step; it may be within others."""
         self.count += 1
         self.depth += 1
+        self.end_time = self.end_time or time.monotonic() + _MAX_SECONDS
         if self.count > _MAX_STEPS or self.depth > _MAX_NESTED_STEPS or time.monotonic() > self.end_time:
             raise _TooManyStepsError
 
@@ -395,7 +396,8 @@ def _require_supported(schema: dict[str, Any]) -> None:
         if keyword := min(unsupported_keywords & subschema.keys(), default=None):
             raise ResponseFormatError(
                 f"the schema uses {keyword}, which is not supported",
-                hint="List the fields in properties, and refer to shared parts with $ref and $defs.",
+                hint="List the fields in properties, forbid others with additionalProperties, and refer to shared "
+                "parts with $ref and $defs.",
             )
         target = _find_target(schema, str(subschema.get("$ref", "#")))
         if id(target) not in subschemas and not isinstance(target, bool):
@@ -416,11 +418,13 @@ def _require_supported(schema: dict[str, Any]) -> None:
             ) from error
 
 
-def _cut_lists(value: Any) -> Any:
-    """Return a value with short lists, because the check of a schema compares each item of a list with each."""
+def _cut_lists(value: Any, *, is_whole: bool = False) -> Any:
+    """Return a schema with short lists, except lists of schemas: its check compares each item of others with each."""
     if isinstance(value, dict):
-        return {key: _cut_lists(member) for key, member in value.items()}
-    return [_cut_lists(item) for item in value[:_MAX_CHECKED_ITEMS]] if isinstance(value, list) else value
+        return {key: _cut_lists(member, is_whole=key in _SUBSCHEMA_KEYWORDS) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_cut_lists(item) for item in (value if is_whole else value[:_MAX_CHECKED_ITEMS])]
+    return value
 
 
 def _find_target(schema: Any, reference: str) -> Any:

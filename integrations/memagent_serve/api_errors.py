@@ -33,9 +33,15 @@ _RETRY_HEADERS: Final = {"Retry-After": "5"}
 _DISK_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE}
 )
+_PUBLIC_PAGE: Final = (
+    r"https://(?:(?:platform|help)\.openai\.com|errors\.pydantic\.dev|docs\.vllm\.ai)/[\w./-]*(?![\w?#@:=&%])"
+)
+"""Pages that errors of model servers refer to. The address of a model server may have a public name, too."""
+_BYTE: Final = r"(?:25[0-5]|2[0-4]\d|[01]?\d?\d)"
 _PRIVATE_TEXT: Final = re.compile(
-    r"\b[A-Za-z][\w+.-]{0,20}://[^\s,;)'\"<>]+(?<![:.])"
-    r"|\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?|(?<=to host )\S+|(?<=call failed )\([^()]*\)|(?<=not valid for )'[^']*'"
+    rf"\b(?!{_PUBLIC_PAGE})[A-Za-z][\w+.-]{{0,20}}://[^\s,;)'\"<>]+(?<![:.])"
+    rf"|\b(?<!\d\.)(?<!version ){_BYTE}(?:\.{_BYTE}){{3}}\b(?!\.\d)(?::\d+)?"
+    r"|(?<=to host )\S+|(?<=call failed )\([^()]*\)|(?<=not valid for )'[^']*'"
     r"|(?:(?<![\w./<])/|\b[A-Za-z]:\\|\\\\)"
     r"(?:(?:[^\s/\\:'\",;]+(?<!\.) ){0,3}[^\s/\\:'\",]+[/\\])+[^\s/\\:'\",<]*(?<!\.)"
 )

@@ -243,7 +243,7 @@ class ChatCompletions:
             source_names=source_names,
             read_request=ReadRequest(
                 owner=owner,
-                document=reference or await self.uploads.add_text(owner, join_sources(sources)),
+                document=reference or await self.uploads.add_text(owner, join_sources(sources), replaces_held=True),
                 question=question,
                 sampling=options.make_sampling(context.sampling),
                 answer_tokens=requested_tokens if lowers_budget else None,

@@ -147,18 +147,23 @@ def plan_reading(request: ChatRequest, tokenizer: Tokenizer, *, max_tokens: int,
 def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
     """Return the index of the last user message with text, or of a later one with a file if the text has had a reply.
 
-    A file without text belongs to the question before it, unless an assistant's message without tool calls is between.
+    A file without text belongs to the question before it, unless an assistant's text without tool calls is between.
     """
     file_index = None
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
-        if message.role == "user" and any(part.text and part.text.size for part in message.parts):
+        if message.role == "user" and _has_text(message):
             return index
         if message.role == "user" and file_index is None and any(part.kind == "file" for part in message.parts):
             file_index = index
-        if file_index is not None and message.role == "assistant" and not any(map(message.get_field, _CALL_FIELDS)):
+        is_reply = message.role == "assistant" and not any(map(message.get_field, _CALL_FIELDS))
+        if file_index is not None and is_reply and _has_text(message):
             return file_index
     return file_index
+
+
+def _has_text(message: ChatMessage) -> bool:
+    return any(part.text and part.text.size for part in message.parts)
 
 
 def is_front_end_task(request: ChatRequest) -> bool:
@@ -183,15 +188,15 @@ def compose_question(plan: ReadingPlan, tokenizer: Tokenizer, max_tokens: int, *
         with_context: whether the question includes the system message and earlier messages; not needed if the model
             sees these messages afterwards.
     """
-    message = plan.request.messages[plan.latest_index] if plan.latest_index is not None else None
     is_small = max_tokens < _MIN_TOKENS_FOR_CONTEXT
-    texts, read_positions = [], frozenset(plan.positions)
-    for part_index, part in enumerate(message.parts if message else ()):
-        if part.text is not None and PartPosition(plan.latest_index or 0, part_index) in read_positions:
-            texts.append(_cut_to_paragraphs(part.text, max_tokens, tokenizer, only_one=is_small))
-        elif part.text is not None:
-            texts.append(_limit_length(part.text, max_tokens))
-    question = "\n\n".join(filter(None, (text.strip() for text in texts))) or _DEFAULT_QUESTION
+    question = _collect_request_text(plan, plan.latest_index, max_tokens, tokenizer)
+    if not question:
+        messages = plan.request.messages[: plan.latest_index or 0]
+        indices = (index for index, message in enumerate(messages) if message.role == "user" and _has_text(message))
+        earlier_request = _collect_request_text(plan, max(indices, default=None), max_tokens, tokenizer)
+        question = _DEFAULT_QUESTION
+        if earlier_request:
+            question += f" If this request is about the text, answer it too: {earlier_request}"
     if is_small or not with_context:
         return shorten_text(question, max_tokens, tokenizer.count)
     question = shorten_text(question, max_tokens // 2, tokenizer.count)
@@ -206,6 +211,17 @@ def compose_question(plan: ReadingPlan, tokenizer: Tokenizer, max_tokens: int, *
         earlier_text = shorten_text(earlier_text, max(1, context_tokens), tokenizer.count)
     parts = [system_text, earlier_text, f"Question: {question}" if system_text or earlier_text else question]
     return shorten_text("\n\n".join(filter(None, parts)), max_tokens, tokenizer.count)
+
+
+def _collect_request_text(plan: ReadingPlan, index: int | None, max_tokens: int, tokenizer: Tokenizer) -> str:
+    """Return the text of a message; of its parts that are read, only the paragraphs where a question usually is."""
+    texts, read_positions, is_small = [], frozenset(plan.positions), max_tokens < _MIN_TOKENS_FOR_CONTEXT
+    for part_index, part in enumerate(plan.request.messages[index].parts if index is not None else ()):
+        if part.text is not None and PartPosition(index or 0, part_index) in read_positions:
+            texts.append(_cut_to_paragraphs(part.text, max_tokens, tokenizer, only_one=is_small))
+        elif part.text is not None:
+            texts.append(_limit_length(part.text, max_tokens))
+    return "\n\n".join(filter(None, (text.strip() for text in texts)))
 
 
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})

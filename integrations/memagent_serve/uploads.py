@@ -125,11 +125,14 @@ class Uploads:
         with self.ledger.lock:
             for row in self.ledger.execute(query, values):
                 ref: DocumentRef = json.loads(row["ref"])
-                _hold_text(ref)
-                return ref
+                if self.store.has_text(ref):
+                    _hold_text(ref)
+                    return ref
         return None
 
-    async def add_text(self, owner: Owner, document: Document, file_id: str | None = None) -> DocumentRef:
+    async def add_text(
+        self, owner: Owner, document: Document, file_id: str | None = None, *, replaces_held: bool = False
+    ) -> DocumentRef:
         """Store the text of a document for a key: plain text, Markdown, HTML, PDF, DOCX.
 
         If the texts of the key or of all keys would exceed their limit, the oldest texts that no read uses are removed.
@@ -138,6 +141,7 @@ class Uploads:
             owner: the key.
             document: the document.
             file_id: the id of the file with this text, for `read_text`.
+            replaces_held: whether the request needs only this text from now on, as it has joined its texts in it.
 
         Raises:
             DocumentError: the document cannot be converted to text within the limits of `documents.conversion`.
@@ -146,11 +150,13 @@ class Uploads:
         async with self._conversions[owner.name]:
             await asyncio.to_thread(self._free_space, owner, 1)  # before a conversion takes minutes and memory
             ref = await self.store.add_async(document)
-            await asyncio.to_thread(self._record_text, owner, ref, file_id)
+            await asyncio.to_thread(self._record_text, owner, ref, file_id, replaces_held)
         return ref
 
-    def _record_text(self, owner: Owner, ref: DocumentRef, file_id: str | None) -> None:
+    def _record_text(self, owner: Owner, ref: DocumentRef, file_id: str | None, replaces_held: bool) -> None:
         with self.ledger.lock:
+            if replaces_held and (held_keys := _keys_of_request.get()) is not None:
+                held_keys.clear()
             values = (owner.name, ref["key"], ref["size"], time.time(), json.dumps(ref), file_id)
             self.ledger.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", values)
             try:

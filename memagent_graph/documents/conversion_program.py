@@ -102,7 +102,7 @@ def _write_parts(parts: Parts, out: IO[bytes], max_text_bytes: int) -> None:
     written_bytes = 0
     for part in parts:
         if not isinstance(part, Block):
-            what, place, remedy = (text[:MAX_LABEL_CHARACTERS] for text in (part.what, part.place, part.remedy))
+            what, place, remedy = (str(text)[:MAX_LABEL_CHARACTERS] for text in (part.what, part.place, part.remedy))
             out.write(json.dumps(asdict(Omission(what, place, remedy, part.count))).encode() + b"\n")
             continue
         for start in range(0, max(len(part.text), 1), PART_CHARACTERS):
@@ -111,7 +111,7 @@ def _write_parts(parts: Parts, out: IO[bytes], max_text_bytes: int) -> None:
             if written_bytes > max_text_bytes:
                 raise ConversionError(kind="text")
             headings = part.headings and [heading[:MAX_HEADING_CHARACTERS] for heading in part.headings[:MAX_HEADINGS]]
-            label = part.label and part.label[:MAX_LABEL_CHARACTERS]
+            label = part.label and str(part.label)[:MAX_LABEL_CHARACTERS]
             label_and_headings = [None, None] if start else [label, headings]
             out.write(json.dumps([*label_and_headings, len(data)]).encode() + b"\n")
             out.write(data)

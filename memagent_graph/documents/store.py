@@ -43,7 +43,7 @@ from memagent_graph.storage.private_files import create_private_folder, get_defa
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
 _MAX_LABEL_CHARACTERS: Final = 10_000_000
-"""Maximum characters of all labels in a file of sections; if it has more, each is cut to an equal share."""
+"""Maximum characters of all labels in a file of sections; each is cut to an equal share."""
 _UNFINISHED_FILE_SECONDS: Final = 86_400
 """The age after which an unfinished file is deleted, because its writer must have been killed."""
 
@@ -76,9 +76,9 @@ class DocumentStore:
         return store
 
     def for_temporary_texts(self) -> Self:
-        """Return a copy of the store that removes only texts that it stored, and that nothing else has stored since.
+        """Return a copy of the store that removes only texts that such copies stored, and no other store since.
 
-        They have a modification time of 0, which `add` changes.
+        They have a modification time of 0, which `add` of another store changes.
         """
         store = copy(self)
         store._is_temporary = True
@@ -210,7 +210,7 @@ class DocumentStore:
         return self._get_text_path(ref).exists()
 
     def remove(self, ref: DocumentRef) -> None:
-        """Delete a document's text. Other references to the same text lose it, too."""
+        """Delete a document's text. Other references to the same text lose it, too. See also `for_temporary_texts`."""
         names = filter(None, (ref.get("sections"), ref.get("headings")))
         paths = [self._get_text_path(ref), *(self._sections / f"{name}.json" for name in names)]
         with self._translate_disk_errors():

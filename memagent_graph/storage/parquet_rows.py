@@ -102,6 +102,7 @@ def _measure_values(arrow: Any, array: Any) -> int:
         return _OBJECT_BYTES * len(array) + sum(_measure_values(arrow, child) for child in children)
     size = _VALUE_BYTES * len(array)
     if types.is_dictionary(array.type):
-        lengths = arrow.compute.binary_length(array.dictionary).take(array.indices)
-        return size + int(arrow.compute.sum(lengths).as_py() or 0)
+        compute = importlib.import_module("pyarrow.compute")  # the import of pyarrow does not load it
+        lengths = compute.binary_length(array.dictionary).take(array.indices)
+        return size + int(compute.sum(lengths).as_py() or 0)
     return size + int(array.nbytes)

@@ -71,7 +71,7 @@ class LiveReads:
             document = references[0]
             if len(references) > 1:
                 sources = [Source(ref["name"], partial(iter_stored_pieces, store, ref), ref) for ref in references]
-                document = await uploads.add_text(owner, join_sources(sources))
+                document = await uploads.add_text(owner, join_sources(sources), replaces_held=True)
             for question in questions:
                 request = ReadRequest(owner=owner, document=document, question=question, sampling=context.sampling)
                 read, _ = await self.manager.start(request, read_again=read_again)

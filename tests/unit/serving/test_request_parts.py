@@ -94,9 +94,10 @@ def test_question_is_the_last_user_message_with_context() -> None:
 
 def test_file_without_text_belongs_to_the_question_before_it_unless_that_has_a_reply() -> None:
     question, file = make_message("user", "Which?"), make_message("user", [{"type": "file"}])
-    for reply, expected in (([], "Which?"), ([make_message("assistant", "4711")], "What does the text say")):
-        plan = make_plan(make_request(question, *reply, file), 1000)
-        assert compose_question(plan, TOKENIZER, 64, with_context=True).startswith(expected)
+    for reply, beginning in ((None, "Which?"), ("", "Which?"), ("Send it.", "What does the text say?")):
+        plan = make_plan(make_request(question, make_message("assistant", reply), file), 1000)
+        question_text = compose_question(plan, TOKENIZER, 128, with_context=True)
+        assert question_text.startswith(beginning) and question_text.endswith("Which?")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def count_files(folder: Path) -> int:
     return len([path for path in folder.rglob("*") if path.is_file()])
 
 
-def test_failed_upload_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
+def test_failed_or_killed_upload_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
     files = make_uploads(tmp_path)
     kept_file = files.add(LOCAL, "kept.txt", "user_data", io.BytesIO(b"a text"))
 
@@ -49,12 +49,8 @@ def test_failed_upload_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
             files.add(LOCAL, "lost.txt", "user_data", io.BytesIO(b"another"))
     assert files.list_files(LOCAL) == [kept_file]
     assert count_files(tmp_path / "files") == 1
-
-
-def test_partial_files_are_removed_at_the_next_start(tmp_path: Path) -> None:
-    kept_file = make_uploads(tmp_path).add(ALICE, "kept.txt", "user_data", io.BytesIO(b"a text"))
-    (tmp_path / "files" / "alice" / f"file-{'0' * 32}.bin").write_bytes(b"half")
-    assert make_uploads(tmp_path).list_files(ALICE) == [kept_file]
+    (tmp_path / "files" / LOCAL.name / f"file-{'0' * 32}.bin").write_bytes(b"half")
+    assert make_uploads(tmp_path).list_files(LOCAL) == [kept_file]
     assert count_files(tmp_path / "files") == 1
 
 
@@ -115,9 +111,11 @@ async def test_texts_to_remove_are_listed_once_however_many_they_are(tmp_path: P
         await files.add_text(ALICE, Document.from_text(f"{number}" * 10, "small"))
     statements, execute = list[str](), files.ledger.execute
     monkeypatch.setattr(files.ledger, "execute", lambda *values: statements.append(values[0]) or execute(*values))
-    large_text = await files.add_text(ALICE, Document.from_text("x" * 100, "large"))
+    with files.holding_texts():
+        await files.add_text(ALICE, Document.from_text("0" * 10, "small"))
+        large_text = await files.add_text(ALICE, Document.from_text("x" * 100, "all in one"), replaces_held=True)
     assert list_text_keys(files, ALICE) == {large_text["key"]}
-    assert sum("ORDER BY used" in statement for statement in statements) == 2, "before and after the text is stored"
+    assert sum("ORDER BY used" in statement for statement in statements) == 3, "before both, after the large one"
 
 
 async def test_conversions_are_limited_to_two_and_need_room_in_the_quota(tmp_path: Path, monkeypatch) -> None:
