@@ -36,7 +36,7 @@ _PACKAGE_BY_SCHEME: Final = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "adl": "adlfs", "hf": "huggingface_hub",
 }  # fmt: skip
-PATH_HINT: Final = "Correct the path. Paths in a table must be below the table's folder, or below --root."
+PATH_HINT: Final = "Correct the path. Paths in a table begin at the table's folder, or at --root, and stay below it."
 _CHAIN_SEPARATOR: Final = "::"
 _BLOCK_BYTES: Final = 4 * 2**20
 _MAX_FETCH_SECONDS: Final = 3600

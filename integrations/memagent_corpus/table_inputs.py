@@ -103,7 +103,7 @@ class FileTable:
             else:
                 with self._read_csv(file) as reader:
                     for row in reader:
-                        has_surplus = any(row.pop(None, ()))  # the cells beyond the header
+                        has_surplus = any(map(str.strip, row.pop(None, ())))  # the cells beyond the header
                         yield f"line {reader.line_num} has more cells than the header" if has_surplus else row
 
     def count_rows(self) -> int | None:
@@ -130,7 +130,10 @@ class FileTable:
         csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
         text_file = io.TextIOWrapper(file, encoding=self.access.encoding or "utf-8-sig", newline="")
         try:
-            yield csv.DictReader(text_file, delimiter="\t" if self._kind == "tsv" else ",", strict=True)
+            reader = csv.DictReader(text_file, delimiter="\t" if self._kind == "tsv" else ",", strict=True)
+            yield reader
+        except csv.Error as error:
+            raise csv.Error(f"line {reader.reader.line_num}: {error}") from error
         finally:
             text_file.detach()
 
@@ -260,9 +263,22 @@ def is_table(location: str) -> bool:
 
 
 def _iter_dataset_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield rows as they are stored: decoding an image or a sound would open the file or address that it names."""
-    for row in dataset.with_format("arrow").iter(1):  # one by one, because rows of a stream may differ in their columns
-        yield from row.to_pylist()
+    """Yield rows without decoding images, sounds and the like, which would open the file or address that they name."""
+    if features := dataset.features:  # a copy; without them, nothing is decoded
+        _stop_decoding(features)
+        dataset.info.features = type(features)(features)  # a new object, because it notes which columns are decoded
+    yield from dataset.with_format(None)
+
+
+def _stop_decoding(feature: Any) -> None:
+    """Make the types in a dataset's features yield what is stored, except JSON, whose decoding opens no file."""
+    if isinstance(feature, Mapping | list):
+        for part in feature.values() if isinstance(feature, Mapping) else feature:
+            _stop_decoding(part)
+    elif hasattr(feature, "feature"):
+        _stop_decoding(feature.feature)
+    elif hasattr(feature, "decode") and type(feature).__name__ != "Json":
+        feature.decode = False
 
 
 def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:

@@ -194,14 +194,14 @@ def test_damaged_line_fails_one_document_and_a_damaged_table_is_refused(tmp_path
     texts = list(read_texts(open_inputs(str(tmp_path / "t.jsonl")), tmp_path).values())
     assert texts[0] == "one" and texts[3] == "two"
     assert "line 2 is not JSON" in texts[1] and "not a JSON object" in texts[2] and "has no value" in texts[4]
-    (tmp_path / "t.csv").write_text('id,text\n1,5,000 euros\n2,"one",,\n')
+    (tmp_path / "t.csv").write_text('id,text\n1,5,000 euros\n2,"one",, \n')
     texts = list(read_texts(open_inputs(str(tmp_path / "t.csv")), tmp_path).values())
     assert "line 2 has more cells than the header" in texts[0] and texts[1] == "one"
-    (tmp_path / "t.csv").write_text('text\n"one\ntwo\n')
+    (tmp_path / "t.csv").write_text('text\none\n"two" and three\n')
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no")
     pq.write_table(pa.table({"text": pa.array([2**62], pa.timestamp("us"))}), tmp_path / "date.parquet")
-    for name in ("t.csv", "t.parquet", "date.parquet"):
-        with pytest.raises(DocumentError, match=f"{name} cannot be read as a table"):
+    for name, line in (("t.csv", "line 3: "), ("t.parquet", ""), ("date.parquet", "")):
+        with pytest.raises(DocumentError, match=f"{name} cannot be read as a table: {line}"):
             list(open_inputs(str(tmp_path / name)).documents())
 
 
@@ -256,11 +256,11 @@ def test_several_tables_are_one_corpus(tmp_path: Path) -> None:
 def test_dataset_saved_to_disk_is_read_as_a_table(tmp_path: Path) -> None:
     import datasets
 
-    rows = {"id": ["a", "b"], "text": ["one", "two"]}
-    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
+    features = datasets.Features(id=datasets.Json(), text=datasets.Value("string"))  # ids of several types
+    datasets.Dataset.from_dict({"id": ["a", 2], "text": ["one", "two"]}, features).save_to_disk(str(tmp_path / "saved"))
     inputs = open_inputs(f"dataset:{tmp_path / 'saved'}", columns=InputColumns(id="id"))
-    assert read_texts(inputs, tmp_path) == {"a": "one", "b": "two"} and inputs.total().documents == 2
-    assert list(inputs.ids() or ()) == ["a", "b"]
+    assert read_texts(inputs, tmp_path) == {"a": "one", "2": "two"} and inputs.total().documents == 2
+    assert list(inputs.ids() or ()) == ["a", "2"]
     with pytest.raises(DocumentError, match="cannot be loaded"):
         list(open_inputs(f"dataset:{tmp_path / 'none'}").documents())
 

@@ -398,7 +398,7 @@ def test_damaged_squad_file_is_refused_and_so_is_squad_data_as_hotpotqa(tmp_path
         (b'{"a": "\xff"}', "line 1 is not valid JSON"),
         (rb'{"a": "\ud800"}', "surrogates not allowed"),
         (b"PAR1 but not Parquet", "cannot be read"),
-        (b"question,fee\nHow much?,5,000\n", "line 2 has more cells than the header"),
+        (b"question,fee\nHow much?,5, \nHow much?,5,000\n", "line 3 has more cells than the header"),
     ],
 )
 def test_unreadable_file_is_refused(tmp_path, content, message) -> None:

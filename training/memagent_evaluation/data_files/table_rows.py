@@ -239,7 +239,9 @@ class CSVRows:
                 reader = csv.reader(file, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
                 self._names = next(reader, [])
                 self._rows = [(reader.line_num, cells) for cells in reader if cells]
-        except (OSError, ValueError, csv.Error) as error:
+        except csv.Error as error:
+            raise _make_unreadable_error(f"{path}, line {reader.line_num},", error) from error
+        except (OSError, ValueError) as error:
             raise _make_unreadable_error(path, error) from error
 
     def __len__(self) -> int:
@@ -247,7 +249,7 @@ class CSVRows:
 
     def __getitem__(self, index: int, /) -> TableRow:
         cells = self._rows[index][1]
-        if any(cells[len(self._names) :]):
+        if any(map(str.strip, cells[len(self._names) :])):
             raise EvaluationError(
                 f"{self.get_location(index)} has more cells than the header",
                 hint="Put quotes around cells with commas.",
