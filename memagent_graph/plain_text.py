@@ -14,9 +14,10 @@ _UNPRINTABLE = re.compile(
 )
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _PATH = re.compile(
-    r"(?<![\w:/.])(?:[A-Za-z]:\\|~?/|\\\\)(?:(?:[^\s'\"/\\.,:;]+ ){0,3}[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)"
+    r"(?<![\w:/.])(?:[A-Za-z]:\\|~/|\\\\|(?<=['\"])/|/(?=[^\s'\"/\\]+[/\\]))"
+    r"(?:(?:[^\s'\"/\\.,:;]+ ){0,3}[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)"
 )
-"""An absolute path. The name of a folder may have spaces."""
+"""An absolute path. The name of a folder may have spaces, but the first after "/" only in quotation marks."""
 
 
 def replace_lone_surrogates(text: str) -> str:

@@ -8,6 +8,7 @@ as the end of a block that began in the prompt. A text that only mentions a mark
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
@@ -55,12 +56,14 @@ _ANY_MARKER: Final = re.compile(
     r"[<\[◁]|\A\s*(?:(?-i:assistant\n\n)|analysis\S|here(?: is|'s) my thought process:)", re.IGNORECASE
 )
 _FENCE: Final = re.compile(r"^ {0,3}(```|~~~).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.MULTILINE)
+_LINE_BEGIN: Final = re.compile(r"^[^\S\n]*(?=[<\[◁h])", re.MULTILINE | re.IGNORECASE)
+"""The beginning of a line that may have an opening marker."""
 _SENTENCE_CONTINUATION: Final = re.compile(r"[ \t]+[^\W\dA-Z_]|[ \t]*[,;:.)!?]")
 """The text after a marker in the middle of a sentence."""
 _PREDICATE: Final = re.compile(r" (?:tags?|tokens?|is|are|was|were|and|or|marks?|means|opens?|begins?|starts?)\b")
 """The text after a marker that is the subject of a sentence."""
 _MAX_BLOCKS: Final = 64
-"""The number of markers that are examined: each takes time in proportion to the length of the text."""
+"""The number of markers outside quotations that are examined: each takes time in proportion to the text's length."""
 _QUOTES: Final = "`'\"“‘«(["
 _SENTENCE_ENDS: Final = ".!?…。！？"
 
@@ -108,12 +111,11 @@ def _remove_first_blocks(text: str) -> str:
 
 def _remove_line_blocks(text: str) -> str:
     """Return the text without blocks of reasoning on separate lines. An open block extends to the text's end."""
-    fences = [fence.span() for fence in _FENCE.finditer(text)]
     reply, block_end = "", 0
-    for opening in islice(_OPENING_MARKER.finditer(text), _MAX_BLOCKS):
+    openings = (_OPENING_MARKER.match(text, line.end()) for line in _find_unfenced(_LINE_BEGIN, text))
+    for opening in islice(filter(None, openings), _MAX_BLOCKS):
         start = opening.start()
-        is_fenced = any(fence_start < start < fence_end for fence_start, fence_end in fences)
-        if start < block_end or is_fenced or not _begins_line(text, start):
+        if start < block_end:
             continue
         closing_span = _find_block_end(text, opening)
         if closing_span is None:
@@ -122,6 +124,17 @@ def _remove_line_blocks(text: str) -> str:
         elif text[opening.end() : closing_span[0]].strip() and _ends_line(text, closing_span[1]):
             reply, block_end = reply + text[block_end:start], closing_span[1] + 1
     return reply + text[block_end:]
+
+
+def _find_unfenced(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches that do not begin in a fenced block of code."""
+    fences = _FENCE.finditer(text)
+    fence = next(fences, None)
+    for match in pattern.finditer(text):
+        while fence and fence.end() <= match.start():
+            fence = next(fences, None)
+        if fence is None or match.start() < fence.start():
+            yield match
 
 
 def _find_block_end(text: str, opening: re.Match[str]) -> tuple[int, int] | None:
@@ -148,18 +161,21 @@ def _is_mention(text: str, start: int, end: int, closing_end: int) -> bool:
 
 def _find_open_block_end(text: str) -> int:
     """Return the end of a block of reasoning that began in the prompt; 0 if there is none."""
-    fences = [fence.span() for fence in _FENCE.finditer(text)]
-    for closing in reversed([*_CLOSING_MARKER.finditer(text)][-_MAX_BLOCKS:]):
-        if not any(start < closing.start() < stop for start, stop in fences) and _ends_block(text, *closing.span()):
+    closings = [closing for closing in _find_unfenced(_CLOSING_MARKER, text) if not _is_quoted(text, *closing.span())]
+    for closing in reversed(closings[-_MAX_BLOCKS:]):
+        if _ends_block(text, *closing.span()):
             return closing.end()
     return 0
 
 
+def _is_quoted(text: str, start: int, end: int) -> bool:
+    """Return whether a closing marker is in quotation marks, or in the middle of a sentence."""
+    return text[start - 1 : start] in set(_QUOTES) or bool(_SENTENCE_CONTINUATION.match(text, end))
+
+
 def _ends_block(text: str, start: int, end: int) -> bool:
-    """Return whether a closing marker without an opening one ends a block, and is not mentioned in a sentence."""
+    """Return whether a closing marker without an opening one, which is not quoted, ends a block."""
     preceding = text[:start]
-    if preceding[-1:] in set(_QUOTES) or _SENTENCE_CONTINUATION.match(text, end):
-        return False
     if _OPENING_MARKER.search(preceding.rstrip().rpartition("\n")[2]):
         return False
     if _begins_line(text, start) or preceding.rstrip()[-1:] in set(_SENTENCE_ENDS):

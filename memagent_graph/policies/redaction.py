@@ -12,27 +12,30 @@ from urllib.parse import quote
 
 HIDDEN: Final = "[hidden]"
 _MIN_SUBSTRING_CHARACTERS: Final = 8
-_CREDENTIAL_HEADER: Final = re.compile(r"auth(?!or\b)|basic|bearer|cookie|key\b|secret|token\b", re.IGNORECASE)
-"""Found in the name or the first word of a header with credentials. Other headers may have ordinary words."""
+_CREDENTIAL_NAME: Final = re.compile(
+    r"auth(?!or(?!i))|cookie|credential|passw|pwd|secret|signature|(?:key|token|sig|jwt)(?![a-z])", re.IGNORECASE
+)
+"""Found in the name of a header or query parameter with a credential. Others may have ordinary words."""
 
 
 def find_credentials(headers: Mapping[str, str]) -> Iterator[str]:
     """Yield the credentials in headers, such as KEY in "Bearer KEY" and 'Token token="KEY"'.
 
-    A short word counts only as the last one for authorization. Elsewhere it may be an ordinary word.
+    A short word counts only as the last one for authorization. Elsewhere it may be an ordinary word, as may all words
+    of a header whose name is not that of a credential, unless it begins with "Bearer".
     """
     for name, value in headers.items():
         words = value.split()
-        if words and _CREDENTIAL_HEADER.search(f"{name} {words[0]}"):
+        if words and (_CREDENTIAL_NAME.search(name) or words[0].lower() == "bearer"):
             yield from words[-1:] if name.lower().endswith("authorization") else ()
             parts = [word.partition("=")[2].strip('",;') for word in words]
             yield from (part for part in (*words[1:], *parts) if len(part) >= _MIN_SUBSTRING_CHARACTERS)
 
 
 def find_query_credentials(parameters: Mapping[str, str]) -> Iterator[str]:
-    """Yield the values of query parameters that may be credentials: all long ones except for Azure's "api-version"."""
+    """Yield the long values of query parameters whose names are those of credentials. Azure's functions have a code."""
     for name, value in parameters.items():
-        if len(value) >= _MIN_SUBSTRING_CHARACTERS and name.lower() != "api-version":
+        if len(value) >= _MIN_SUBSTRING_CHARACTERS and (_CREDENTIAL_NAME.search(name) or name.lower().endswith("code")):
             yield value
 
 

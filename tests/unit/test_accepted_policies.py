@@ -112,7 +112,7 @@ def test_the_error_for_an_object_that_is_not_a_policy_gives_advice(value: object
 
 async def test_custom_headers_are_sent_and_never_shown() -> None:
     with FakeServer(lambda body, number: "hi") as server:
-        headers = ["X-Title: My Assistant", "X-Gateway-Key: Token id=very-secret-value"]
+        headers = ["X-Title: Basic Assistant of mine", "X-Gateway-Key: Token id=very-secret-value"]
         reader = MemAgent(base_url=server.base_url, header=headers, **SETTINGS)
         await reader.policy.complete(HELLO, SamplingParams())
         await reader.aclose()
@@ -122,8 +122,8 @@ async def test_custom_headers_are_sent_and_never_shown() -> None:
 
 
 async def test_the_query_of_the_address_is_in_every_request() -> None:
-    policy = OpenAICompatiblePolicy("m", base_url="http://x.example/v1?api-version=3")
-    assert policy._make_url("chat/completions") == "http://x.example/v1/chat/completions?api-version=3"
+    policy = OpenAICompatiblePolicy("m", base_url="http://x.example/v1?region=swedencentral")
+    assert (policy._make_url("x"), policy.secrets) == ("http://x.example/v1/x?region=swedencentral", ())
 
 
 def test_organization_and_project_are_sent_only_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
