@@ -17,11 +17,14 @@ _BATCH_ROWS: Final = 64
 _MAX_SLICE_BYTES: Final = 64 << 20
 _MAX_GROUP_BYTES: Final = 4 << 30
 _MAX_GROUP_VALUES: Final = 1 << 26
-"""Maximum values in a row group, over all columns. An empty value needs no space in the file, but 8 bytes in memory."""
+"""Maximum values in a row group, over all columns. An empty value needs no space in the file, but 8 bytes in memory.
+Lists can have more items if they need a byte each in the file, such as the numbers of embeddings."""
 _MAX_LIST_BYTES: Final = 256 << 20
 _OBJECT_BYTES: Final = 256
 _VALUE_BYTES: Final = 32
 """The approximate memory of a struct or list in a list, and of another value without its text."""
+_NUMBER_BYTES: Final = 8
+"""The same of a number, besides its bytes in Arrow. A large one needs 32, which multiplies the limit by three."""
 
 
 def load_pyarrow(extra: str, needed_for: str) -> Any:
@@ -74,8 +77,9 @@ def iter_rows(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
 def _require_readable_lists(file: Any, group_index: int, columns: Sequence[str] | None) -> None:
     group = file.metadata.row_group(group_index)
     chunks = [group.column(i) for i in range(group.num_columns) if file.schema.column(i).max_repetition_level]
-    read_chunks = (chunk for chunk in chunks if columns is None or chunk.path_in_schema.split(".")[0] in columns)
-    if sum(chunk.num_values for chunk in read_chunks) > _MAX_GROUP_VALUES:
+    read_chunks = [chunk for chunk in chunks if columns is None or chunk.path_in_schema.split(".")[0] in columns]
+    max_items = max([_MAX_GROUP_VALUES, *(chunk.total_compressed_size for chunk in read_chunks)])
+    if sum(chunk.num_values for chunk in read_chunks) > max_items:
         raise ValueError("it has lists with too many items in a row group")
 
 
@@ -100,7 +104,8 @@ def _measure_values(arrow: Any, array: Any) -> int:
         else:
             children = array.flatten() if types.is_struct(array.type) else [array.flatten()]
         return _OBJECT_BYTES * len(array) + sum(_measure_values(arrow, child) for child in children)
-    size = _VALUE_BYTES * len(array)
+    is_number = types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)
+    size = (_NUMBER_BYTES if is_number else _VALUE_BYTES) * len(array)
     if types.is_dictionary(array.type):
         compute = importlib.import_module("pyarrow.compute")  # the import of pyarrow does not load it
         lengths = compute.binary_length(array.dictionary).take(array.indices)
