@@ -1,6 +1,6 @@
-"""All names of LangGraph that are not public; `tests/unit/test_langgraph_internals.py` checks them.
+"""The names in a run's config that LangGraph has not made public; `tests/unit/test_langgraph_internals.py` checks them.
 
-LangGraph keeps them in the `configurable` part of a run's config.
+LangGraph keeps them in the `configurable` part. (The format of its checkpoints is decoded in `storage`.)
 """
 
 from __future__ import annotations
