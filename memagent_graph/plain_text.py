@@ -13,11 +13,15 @@ _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_PATH = re.compile(
-    r"(?<![\w:/.])(?:[A-Za-z]:\\|~/|\\\\|(?<=['\"])/|/(?=[^\s'\"/\\]+[/\\]))"
-    r"(?:(?:[^\s'\"/\\.,:;]+ ){0,3}[^\s'\"/\\]+[/\\])+([^\s'\"/\\]+)"
+_QUOTED_PATH = re.compile(
+    r"(?<!\w)(['\"])(?:[A-Za-z]:\\|~?/|\\\\)(?![\s/])(?:(?!\1| /)[^\n])*[/\\]((?:(?!\1)[^\n/\\])+[/\\]*)\1"
 )
-"""An absolute path. The name of a folder may have spaces, but the first after "/" only in quotation marks."""
+"""An absolute path in quotation marks. Its names may have any characters, such as spaces."""
+_PATH = re.compile(
+    r"(?<![\w:/.])(?:~?/(?:[^\s'\"/\\]+[/\\])+"
+    r"|(?:[A-Za-z]:\\|\\\\)(?:[^\s'\"/\\]+/|(?:[^\s'\"/\\.,:;]+ ){0,3}[^\s'\"/\\]+\\)+)([^\s'\"/\\]+)"
+)
+"""An absolute path. A space ends it, as in "POST /v1/models HTTP/1.1", except before a backslash."""
 
 
 def replace_lone_surrogates(text: str) -> str:
@@ -65,7 +69,8 @@ def remove_folders(message: str, roots: Iterable[str] = ()) -> str:
     for folder in sorted(filter(None, folders), key=len, reverse=True):
         message = re.sub(rf"(?<![\w/.-]){re.escape(folder)}[/\\]", "", message)
     home = str(Path.home())
-    return _PATH.sub(r"\1", message.replace(home, "~") if len(home) > 1 else message)
+    message = message.replace(home, "~") if len(home) > 1 else message
+    return _PATH.sub(r"\1", _QUOTED_PATH.sub(r"\1\2\1", message))
 
 
 _MIN_SIMILARITY = 0.5

@@ -174,9 +174,9 @@ def test_cells_that_begin_like_a_formula_get_an_apostrophe(text: str) -> None:
 
 
 def test_folders_are_removed_from_messages() -> None:
-    assert remove_folders("the file /home/anna/case 7/deed.pdf does not exist") == "the file deed.pdf does not exist"
-    assert remove_folders(r"no C:\My files\anna\deed.pdf, '/My files/a b/x.txt'") == "no deed.pdf, 'x.txt'"
-    assert remove_folders(text := "https://a.b/c/d.html: GET /health and v1/chat, 5 EUR /month for text/plain") == text
+    assert remove_folders(r"no C:\My files\anna\deed.pdf, '/A, B Inc. 7/a b c d e/x.txt'") == "no deed.pdf, 'x.txt'"
+    assert remove_folders("no /srv/runs/7 for POST /v1/chat HTTP/1.1 or a/b") == "no 7 for POST chat HTTP/1.1 or a/b"
+    assert remove_folders(text := "https://a.b/c/d.html: '/health or /ready', 5 EUR /month for text/plain") == text
 
 
 def test_report_equals_one_restored_from_its_json(attack_report: Report) -> None:
