@@ -8,8 +8,9 @@ as the end of a block that began in the prompt. A text that only mentions a mark
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
-from itertools import islice
+from functools import cache, partial
 from typing import Final
 
 from memagent_graph.chat_markers import NEXT_TURN, TURN_BEGIN, TURN_END
@@ -33,6 +34,14 @@ _FAMILIES: Final = (
 _OPENING_MARKER: Final = re.compile(
     "|".join(opening.replace("{name}", f"({names})") for names, opening, _ in _FAMILIES), re.IGNORECASE
 )
+_MARKERS: Final = [
+    re.compile(
+        f"{opening.replace('{name}', f'(?P<opening>{names})')}|{closing.replace('{name}', f'(?P<closing>{names})')}",
+        re.IGNORECASE,
+    )
+    for names, opening, closing in _FAMILIES
+]
+"""The markers of each family."""
 _CLOSING_MARKER: Final = re.compile(
     rf"</{_TAG_NAMES}\s*>|\[/(?:THINK|THINKING)\]|◁/think▷|<\|(?:end_|/)(?:of_)?(?:thinking|thought|think)\|>"
     r"|<\|inner_suffix\|>|<channel\|>|<unused95>",
@@ -62,8 +71,10 @@ _SENTENCE_CONTINUATION: Final = re.compile(r"[ \t]+[^\W\dA-Z_]|[ \t]*[,;:.)!?]")
 """The text after a marker in the middle of a sentence."""
 _PREDICATE: Final = re.compile(r" (?:tags?|tokens?|is|are|was|were|and|or|marks?|means|opens?|begins?|starts?)\b")
 """The text after a marker that is the subject of a sentence."""
-_MAX_BLOCKS: Final = 64
-"""The number of markers outside quotations that are examined: each takes time in proportion to the text's length."""
+_SPACE: Final = re.compile(r"\s*")
+_NOT_SPACE: Final = re.compile(r"\S")
+_WORDS: Final = re.compile(r"\s*[^\s<\[]")
+_LINE_END: Final = re.compile(r"[^\S\n]*(?:\n|\Z)")
 _QUOTES: Final = "`'\"“‘«(["
 _SENTENCE_ENDS: Final = ".!?…。！？"
 
@@ -97,33 +108,34 @@ def _extract_final_channel(text: str) -> str:
 
 def _remove_first_blocks(text: str) -> str:
     """Return the text without the blocks of reasoning at its beginning."""
-    for _ in range(_MAX_BLOCKS):
-        if (opening := _OPENING_MARKER.match(text, len(text) - len(text.lstrip()))) is None:
-            break
-        closing_span = _find_block_end(text, opening)
+    find_ends = cache(partial(_find_block_ends, text))
+    position = 0
+    while opening := _OPENING_MARKER.match(text, _SPACE.match(text, position).end()):  # type: ignore[union-attr]
+        closing_span = find_ends(opening.lastindex).get(opening.start())
         if closing_span is None:
-            return text if _PREDICATE.match(text, opening.end()) else ""
+            return text[position:] if _PREDICATE.match(text, opening.end()) else ""
         if _is_mention(text, opening.end(), *closing_span):
-            return text
-        text = text[closing_span[1] :]
-    return text
+            break
+        position = closing_span[1]
+    return text[position:]
 
 
 def _remove_line_blocks(text: str) -> str:
     """Return the text without blocks of reasoning on separate lines. An open block extends to the text's end."""
-    reply, block_end = "", 0
-    openings = (_OPENING_MARKER.match(text, line.end()) for line in _find_unfenced(_LINE_BEGIN, text))
-    for opening in islice(filter(None, openings), _MAX_BLOCKS):
-        start = opening.start()
-        if start < block_end:
+    find_ends = cache(partial(_find_block_ends, text))
+    replies, block_end = list[str](), 0
+    for line in _find_unfenced(_LINE_BEGIN, text):
+        start = line.end()
+        if start < block_end or (opening := _OPENING_MARKER.match(text, start)) is None:
             continue
-        closing_span = _find_block_end(text, opening)
+        closing_span = find_ends(opening.lastindex).get(start)
         if closing_span is None:
-            if _ends_line(text, opening.end()) and re.match(r"\s*[^\s<\[]", text[opening.end() :]):
-                return reply + text[block_end:start]
-        elif text[opening.end() : closing_span[0]].strip() and _ends_line(text, closing_span[1]):
-            reply, block_end = reply + text[block_end:start], closing_span[1] + 1
-    return reply + text[block_end:]
+            if _LINE_END.match(text, opening.end()) and _WORDS.match(text, opening.end()):
+                return "".join([*replies, text[block_end:start]])
+        elif _NOT_SPACE.search(text, opening.end(), closing_span[0]) and _LINE_END.match(text, closing_span[1]):
+            replies.append(text[block_end:start])
+            block_end = closing_span[1] + 1
+    return "".join([*replies, text[block_end:]])
 
 
 def _find_unfenced(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
@@ -137,18 +149,19 @@ def _find_unfenced(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str
             yield match
 
 
-def _find_block_end(text: str, opening: re.Match[str]) -> tuple[int, int] | None:
-    """Return the span of a block's closing marker, after the blocks inside it; None if the block does not end."""
-    family = opening.lastindex or 1
-    name = re.escape(opening[family].lower())
-    _, opening_marker, closing_marker = (part.replace("{name}", name) for part in _FAMILIES[family - 1])
-    markers = re.compile(f"(?P<opening>{opening_marker})|{closing_marker}", re.IGNORECASE)
-    depth = 1
-    for marker in markers.finditer(text, opening.end()):
-        depth += 1 if marker["opening"] else -1
-        if depth == 0:
-            return marker.span()
-    return None
+def _find_block_ends(text: str, family: int) -> dict[int, tuple[int, int]]:
+    """Return the span of the closing marker, by the start of the opening one, of each block of a family that ends."""
+    open_starts: defaultdict[str, list[int]] = defaultdict(list)
+    spans = {}
+    for marker in _MARKERS[family - 1].finditer(text):
+        if name := marker["opening"]:
+            open_starts[name.lower()].append(marker.start())
+            continue
+        # A closing marker without a name closes a block of each name.
+        for starts in (open_starts[marker["closing"].lower()],) if marker["closing"] else open_starts.values():
+            if starts:
+                spans[starts.pop()] = marker.span()
+    return spans
 
 
 def _is_mention(text: str, start: int, end: int, closing_end: int) -> bool:
@@ -161,34 +174,23 @@ def _is_mention(text: str, start: int, end: int, closing_end: int) -> bool:
 
 def _find_open_block_end(text: str) -> int:
     """Return the end of a block of reasoning that began in the prompt; 0 if there is none."""
-    closings = [closing for closing in _find_unfenced(_CLOSING_MARKER, text) if not _is_quoted(text, *closing.span())]
-    for closing in reversed(closings[-_MAX_BLOCKS:]):
-        if _ends_block(text, *closing.span()):
-            return closing.end()
-    return 0
-
-
-def _is_quoted(text: str, start: int, end: int) -> bool:
-    """Return whether a closing marker is in quotation marks, or in the middle of a sentence."""
-    return text[start - 1 : start] in set(_QUOTES) or bool(_SENTENCE_CONTINUATION.match(text, end))
-
-
-def _ends_block(text: str, start: int, end: int) -> bool:
-    """Return whether a closing marker without an opening one, which is not quoted, ends a block."""
-    preceding = text[:start]
-    if _OPENING_MARKER.search(preceding.rstrip().rpartition("\n")[2]):
-        return False
-    if _begins_line(text, start) or preceding.rstrip()[-1:] in set(_SENTENCE_ENDS):
-        return True
-    return preceding[-1:].isalnum() and (_ends_line(text, end) or preceding[-1:].isascii())
-
-
-def _begins_line(text: str, position: int) -> bool:
-    return not text[:position].rpartition("\n")[2].strip()
-
-
-def _ends_line(text: str, position: int) -> bool:
-    return not text[position:].partition("\n")[0].strip()
+    block_end = position = 0
+    has_opening = False
+    for closing in _find_unfenced(_CLOSING_MARKER, text):
+        start, end = closing.span()
+        segment = text[position:start]
+        words = segment.rstrip()
+        space = segment[len(words) :]
+        has_opening = (has_opening and "\n" not in words) or bool(_OPENING_MARKER.search(words, words.rfind("\n") + 1))
+        is_quoted = segment[-1:] in set(_QUOTES) or _SENTENCE_CONTINUATION.match(text, end)
+        if not is_quoted and not has_opening:
+            begins_line = "\n" in space or not (position or words)
+            ends_word = segment[-1:].isalnum() and (segment[-1:].isascii() or _LINE_END.match(text, end))
+            if begins_line or words[-1:] in set(_SENTENCE_ENDS) or ends_word:
+                block_end = end
+        has_opening = has_opening and "\n" not in space
+        position = end
+    return block_end
 
 
 def _remove_turn_ends(text: str) -> str:

@@ -143,9 +143,12 @@ def test_reasoning_that_was_cut_off_leaves_an_empty_reply(opening: str) -> None:
 
 
 def test_a_reasoning_block_on_separate_lines_is_removed() -> None:
-    assert extract_reply((fenced := "```\n<think></think>\n```\n" * 70) + "<think>\nor\n</think>\nso") == f"{fenced}so"
+    fenced, blocks = "```\n<think></think>\n```\n" * 70, "<think>\nor\n</think>\n" * 150
+    assert extract_reply(f"{fenced}{blocks}so") == f"{fenced}so"
+    assert extract_reply(f"{blocks}so\n<think>\n{blocks}</think>\nor\n{blocks}so").strip() == "so\nor\nso"
     assert extract_reply(f"{REPLY}\n<think>\nor heron") == f"{REPLY}\n"
-    assert extract_reply(open_tags := REPLY + "\n<think>" * 20_000) == open_tags
+    for hostile_text in ("\n<think>" * 20_000, "\n<think>" * 9_000 + "</think>x" * 9_000):
+        assert extract_reply(REPLY + hostile_text) == REPLY + hostile_text
 
 
 def test_answer_tags_around_the_whole_reply_are_removed_with_the_reasoning() -> None:
@@ -153,5 +156,5 @@ def test_answer_tags_around_the_whole_reply_are_removed_with_the_reasoning() -> 
 
 
 def test_a_marker_that_is_mentioned_after_the_reasoning_is_kept() -> None:
-    mention = "It closes with </think> and goes on.\n" * 70
-    assert extract_reply(f"<think>hm</think>{mention}") == extract_reply(f"hm\n</think>{mention}") == mention
+    for mention in ("It closes with </think> and goes on.\n" * 70, "- </think> Number\n" * 70):
+        assert extract_reply(f"<think>hm</think>{mention}") == extract_reply(f"hm\n</think>{mention}") == mention
