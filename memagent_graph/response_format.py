@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
-from pydantic import BaseModel, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaError as PydanticSchemaError
-from pydantic_core import from_json
+from pydantic_core import SchemaValidator, core_schema, from_json
 
 from memagent_graph.errors import ResponseFormatError, load_extra
 from memagent_graph.own_code import is_own_code_name, load_own_code
@@ -40,8 +40,11 @@ _MAX_SECONDS: Final = 2.0
 """The maximum time for a reply: a step with a large value takes some milliseconds."""
 _MAX_NESTED_STEPS: Final = 100
 """The maximum number of keywords within each other. References could otherwise exceed the depth of Python's stack."""
-_MAX_PATTERNS: Final = 16
-"""The maximum number of patterns of a schema. One may take 16 MB."""
+_MAX_OBJECTS: Final = 2000
+"""The maximum number of objects and Booleans in a schema: the check of a subschema takes up to a millisecond."""
+_MAX_PATTERNS: Final = 64
+_MAX_COMPILED_PATTERNS: Final = 16
+"""The maximum number of patterns in memory. One may take 16 MB."""
 _MAX_CHECKED_ITEMS: Final = 100
 _MAX_PROBLEMS: Final = 8
 _MAX_PROBLEM_CHARACTERS: Final = 240
@@ -65,6 +68,7 @@ _UNSUPPORTED_KEYWORDS: Final = (
     "unevaluatedItems",  # these two follow references in exponential time
     "unevaluatedProperties",
 )
+_JSON_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 _FENCED_BLOCK: Final = re.compile(r"```(?:json|JSON)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
 ResponseFormatSource: TypeAlias = "type[BaseModel] | Mapping[str, Any] | ResponseFormat"
@@ -330,6 +334,11 @@ def _dump_bounded_text(schema: Mapping[str, Any]) -> str:
             f"the schema must have at most {MAX_SCHEMA_BYTES:,} bytes, got {size:,} (it is in every answer prompt)",
             hint="Ask for fewer fields, or shorten their descriptions.",
         )
+    if len(re.findall(r"[{tf]", _JSON_STRING.sub("", text))) > _MAX_OBJECTS:
+        raise ResponseFormatError(
+            f"the schema must have at most {_MAX_OBJECTS:,} objects and Booleans",
+            hint="Ask for fewer fields, or use fewer alternatives.",
+        )
     if depth > MAX_SCHEMA_DEPTH:
         raise ResponseFormatError(
             f"the schema must be nested at most {MAX_SCHEMA_DEPTH} levels deep, got {depth}",
@@ -412,9 +421,12 @@ def _require_supported(schema: dict[str, Any]) -> None:
         try:
             _compile_pattern(pattern)
         except PydanticSchemaError as error:
+            reason = (
+                str(error).rpartition("rror: ")[2].rstrip(".")
+            )  # the last line of the regular expression engine's message
             raise ResponseFormatError(
-                f"the pattern {_shorten(pattern)} is not supported",
-                hint="Patterns are matched in linear time: leave out look-around and back-references.",
+                f"the pattern {_shorten(pattern)} is not supported: {reason}",
+                hint="Patterns are matched in linear time, without look-around and back-references.",
             ) from error
 
 
@@ -442,10 +454,19 @@ def _find_target(schema: Any, reference: str) -> Any:
     return target
 
 
-@lru_cache(maxsize=_MAX_PATTERNS)
-def _compile_pattern(pattern: str) -> TypeAdapter[str]:
+@lru_cache(maxsize=_MAX_COMPILED_PATTERNS)
+def _compile_pattern(pattern: str) -> SchemaValidator:
     """Return a validator of texts that matches a pattern in linear time."""
-    return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
+    return SchemaValidator(core_schema.str_schema(pattern=pattern))
+
+
+def _unify_numbers(value: Any) -> Any:
+    """Return a JSON value with integers in place of floats such as 1.0, which are equal in a schema."""
+    if isinstance(value, dict):
+        return {key: _unify_numbers(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_unify_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _make_validator(schema: dict[str, Any], steps: _Steps) -> Any:
@@ -456,15 +477,12 @@ def _make_validator(schema: dict[str, Any], steps: _Steps) -> Any:
     base_validator: Any = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
 
     def match_pattern(validator: Any, expression: str, instance: Any, _: Any) -> Iterator[Any]:
-        if validator.is_type(instance, "string"):
-            try:
-                _compile_pattern(expression).validate_python(instance)
-            except ValidationError:
-                yield jsonschema.ValidationError(f"{instance!r} does not match {expression!r}")
+        if validator.is_type(instance, "string") and not _compile_pattern(expression).isinstance_python(instance):
+            yield jsonschema.ValidationError(f"{instance!r} does not match {expression!r}")
 
     def compare_items(validator: Any, is_unique: bool, instance: Any, _: Any) -> Iterator[Any]:
-        items = instance if is_unique and validator.is_type(instance, "array") else ()
-        if len({json.dumps(item, sort_keys=True) for item in items}) < len(items):
+        items = instance if is_unique and validator.is_type(instance, "array") else []
+        if len({json.dumps(item, sort_keys=True) for item in _unify_numbers(items)}) < len(items):
             yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
 
     def count_steps(keyword: Any) -> Any:

@@ -231,7 +231,7 @@ class Tools:
             MemAgentError: all reads failed; this is the first one's error. Any other error of a read is raised as soon
                 as all reads have ended.
         """
-        answer_format = None if schema is None else ResponseFormat.of(schema)
+        answer_format = None if schema is None else await asyncio.to_thread(ResponseFormat.of, schema)
         texts = check_questions(questions, with_response_format(await self.reader.aprepare(), answer_format))
         read_limits = self.max_limits.tighten(limits)
         reference = await store_document(document, self.reader.store)

@@ -103,9 +103,8 @@ def test_fields_are_described_in_words() -> None:
         "The answer will have these fields: company, signed, people."
     )
     assert '- kind (one of "a", "b")' in ResponseFormat.of(SCHEMA).describe_fields()
-    assert (
-        "- name (string)" in ResponseFormat.of({"type": "array", "items": Person.model_json_schema()}).describe_fields()
-    )
+    people = {"type": "array", "items": Person.model_json_schema()}
+    assert "- name (string)" in ResponseFormat.of(people).describe_fields()
     assert ResponseFormat.of({"type": "integer"}).describe_fields() == ""
     union = {"anyOf": [{"type": ["string", "null"]}, {"$ref": "#/properties/b/anyOf/0"}]}
     schema = {"properties": {"a": union, "b": {"anyOf": [{"type": "number"}]}}}
@@ -120,11 +119,7 @@ def test_the_schema_for_servers_has_a_valid_name_and_is_strict_only_if_it_can_be
 
     schema = json.loads(ResponseFormat.of(Strict).server_schema)
     assert (schema["name"], schema["strict"]) == ("Strict", True)
-    for source in (
-        Filing,
-        {"type": "object", "additionalProperties": False, "properties": {"key": {}}},
-        {"properties": {}},
-    ):
+    for source in (Filing, {"additionalProperties": False, "properties": {"key": {}}}, {"properties": {}}):
         assert "strict" not in json.loads(ResponseFormat.of(source).server_schema)
     assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Keys & kinds!"}).server_schema)["name"] == "Keys_kinds"
 
@@ -170,15 +165,17 @@ def make_deep_schema(levels: int) -> dict[str, Any]:
         ({"$schema": DRAFT_4, "dependencies": {"a": {"additionalItems": {"$ref": "file:///a"}}}}, "not one of its"),
         ({"properties": {"a%2Fdefault": {}, "a": {"default": {}}}, "$ref": "#/properties/a%2Fdefault"}, "not one of"),
         *(({"$schema": name}, "not a JSON schema: ") for name in ("http://[", 5, [])),
-        *(({"pattern": pattern}, "pattern .* is not sup") for pattern in ("a{99999999999}", "(" * 9000 + ")" * 9000)),
-        ({"allOf": [{"pattern": rf"\w{{{index}}}"} for index in range(17)]}, "more than 16 patterns"),
+        *(({"pattern": text}, f"is not supported: {words}") for text, words in (("[z-a]", "invalid .*, the start"),
+          ("(a", "un"), ("a{99999999999}", "dec"), ("(" * 9000 + ")" * 9000, "exc"), (r"\w{900}", "Compiled"))),
+        ({"properties": {"a": {"pattern": "(?=a)b"}}}, "is not supported: look-around"),
+        ({"allOf": [{"pattern": f"a{{{index}}}"} for index in range(65)]}, "more than 64 patterns"),
+        ({"contentSchema": {"oneOf": [{}] * 2000}}, "at most 2,000 objects and Booleans"),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "of draft 3, which is not supported"),
         *(({key: {}}, f"{key}, which is not supported") for key in ("patternProperties", "unevaluatedProperties")),
         *(({"$schema": DRAFT_4, "not": {key: DRAFT_4}}, f"uses .?{key[-2:]}") for key in ("$id", "id")),
         ({"anyOf": [{"$schema": DRAFT_4, "pattern": "^(a+)+$"}]}, "uses .schema, which is not supported"),
-        ({"properties": {"a": {"pattern": "(?=a)b"}}}, "pattern .* is not supported"),
     ],
-)
+)  # fmt: skip
 def test_invalid_response_formats_are_refused_with_a_remedy(source, words) -> None:
     with pytest.raises(ResponseFormatError, match=words) as error:
         ResponseFormat.of(source)
@@ -206,9 +203,11 @@ def test_a_hostile_schema_or_pattern_takes_a_bounded_number_of_steps() -> None:
     products = ResponseFormat.of({"multipleOf": 0.1})
     assert "not JSON: Out of range" in str(products.parse("1e400"))
     assert "cannot be compared" in str(products.parse("9" * 400))
-    unique = ResponseFormat.of({"allOf": [{"uniqueItems": True}] * 1500})  # jsonschema compares each item with each
-    replies = (json.dumps([{"a": index % count} for index in range(120)]) for count in (120, 119))
-    assert [isinstance(unique.parse(reply), str) for reply in replies] == [False, True]
+    lengths = ResponseFormat.of({"allOf": [{"pattern": f"a{{{length}}}"} for length in range(64)]})
+    assert [isinstance(lengths.parse(f'"{"a" * length}"'), str) for length in (63, 62)] == [False, True]
+    unique = ResponseFormat.of({"allOf": [{"uniqueItems": True}] * 990})  # jsonschema compares each item with each
+    numbers = [[{"a": index % count * (1, 1.0)[index % 2]} for index in range(120)] for count in (120, 119)]
+    assert [isinstance(unique.parse(json.dumps(items)), str) for items in numbers] == [False, True]
     for items in ({"pattern": "^(a+)+$"}, {"$ref": "#"}):
         slow = ResponseFormat.of({"$schema": DRAFT_4, "items": items, "pattern": "^(a+)+$"})
         assert [isinstance(slow.parse(f'["{"a" * 60}{end}"]'), str) for end in ("!", "")] == [True, False]
@@ -224,9 +223,7 @@ def test_a_schema_needs_the_extra_schema_but_a_pydantic_model_does_not(monkeypat
 def test_a_format_is_loaded_from_a_schema_file_or_a_model(tmp_path) -> None:
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     assert ResponseFormat.load(str(tmp_path / "schema.json")) == ResponseFormat.of(SCHEMA)
-    (tmp_path / "models.py").write_text(
-        "from pydantic import BaseModel\nclass Key(BaseModel):\n    key: int\nother = 5\n"
-    )
+    (tmp_path / "models.py").write_text("from pydantic import BaseModel\nclass Key(BaseModel):\n    key: int\n")
     response_format = ResponseFormat.load(f"{tmp_path}/models.py:Key")
     assert response_format.parse('{"key": 4}').value.key == 4  # type: ignore[union-attr]
 
