@@ -23,7 +23,8 @@ FAMILY_MARKERS: Final[Mapping[str, str]] = {
             r"｜[^｜<>\n]{1,80}｜>",  # DeepSeek writes full-width bars: <｜begin▁of▁sentence｜>
             r"/?(?:s|bos|eos|pad|unk|sop|eop|(?:start|end)_of_(?:turn|image|role|text))>",
             r"/?(?:think|tools?|tool_call|tool_response|function_calls?|reserved_\d+)>",
-            r"/?(?:seed:[a-z_:]{1,40}|SPECIAL_\d+|extra_id_\d+|eo[ah]|end_of_utterance)>",
+            r"/?(?:begin(?:ning)?|end)_of_(?:sentence|document)>",
+            r"/?(?:minimax:[a-z_]{1,40}|seed:[a-z_:]{1,40}|SPECIAL_\d+|extra_id_\d+|eo[ah]|end_of_utterance)>",
             r"</?SYS>>",
         )
     ),

@@ -42,7 +42,7 @@ MARKERS_BY_FAMILY = {
     "GLM": ["[gMASK]", "<sop>", "<eop>", "<|observation|>"],
     "EXAONE": ["[|user|]", "[|endofturn|]"],
     "Granite": ["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"],
-    "MiniMax": ["]~!b[", "]~b]", "[e~["],
+    "MiniMax": ["]~!b[", "]~b]", "[e~[", "<beginning_of_sentence>", "<end_of_document>", "</minimax:tool_call>"],
     "Seed": ["<seed:bos>", "<seed:eos>", "<seed:tool_call>"],
     "InternLM and SmolVLM": ["<eoh>", "[UNUSED_TOKEN_146]", "<end_of_utterance>"],
     "Nemotron": ["<SPECIAL_10>", "<extra_id_1>"],
