@@ -341,12 +341,16 @@ def test_connection_without_a_complete_head_is_closed(server: Server, monkeypatc
             assert connection.recv(100) == b""
 
 
-def test_connection_that_takes_no_reply_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_http, "SEND_SECONDS", 0.2)
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_connection_that_takes_no_reply_is_closed(server: Server, monkeypatch: Any, is_paused: bool) -> None:
+    for name in ("SEND_SECONDS", "HEADER_SECONDS", "_IDLE_SECONDS"):
+        monkeypatch.setattr(bounded_http, name, 0.1)
+    if not is_paused:  # as if the server could write all of it at once
+        monkeypatch.setattr(bounded_http.BoundedProtocol, "pause_writing", lambda protocol: None)
     file_id = upload(server, "a.txt", b"x" * (MEGABYTE // 2), BOB_HEADERS).json()["id"]
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(make_request_head(f"GET /v1/files/{file_id}/content HTTP/1.1", BOB_HEADER) * 40)
-        time.sleep(1)
+        time.sleep(2)
         received_bytes = sum(len(data) for data in iter(lambda: connection.recv(MEGABYTE), b""))
     assert received_bytes < 20 * MEGABYTE
 
