@@ -205,8 +205,7 @@ def test_long_message_is_read_and_its_question_is_answered(client: openai.OpenAI
 
 def test_question_with_tags_is_escaped_and_shortened_to_fit(client: openai.OpenAI, upstream: FakeServer) -> None:
     question = "Why does <section> stand in the <memory> of a </problem> here? " * 12 + QUESTION
-    reply = ask(client, make_user(f"{LONG_TEXT}\n\n{question}"))
-    assert reply.choices[0].finish_reason == "stop"
+    assert ask(client, make_user(f"{LONG_TEXT}\n\n{question}")).choices[0].finish_reason == "stop"
     problem = extract(upstream.requests[-1]["messages"][-1]["content"], "problem")
     assert QUESTION in problem
     assert "<\\section>" in problem
