@@ -12,8 +12,9 @@ HEADER_SECONDS = 30.0
 _IDLE_SECONDS: Final = 75
 """Seconds that a connection stays open after a request. Clients and proxies should close it first, because a request
 that arrives while the server closes the connection is lost. So this is longer than their time-outs."""
-SEND_SECONDS = 60.0
-"""Maximum time for a client to take `_SENT_BYTES` of a response that is waiting for it."""
+SEND_SECONDS = 300.0
+"""Maximum time for a client to take `_SENT_BYTES` of a response that is waiting for it. The kernel takes more of it
+only after a megabyte or two went out, for which a slow client needs minutes."""
 _SENT_BYTES: Final = 16_384
 
 
@@ -50,10 +51,12 @@ class BoundedProtocol(H11Protocol):
     def resume_writing(self) -> None:
         """Stop waiting for the client to take a part of the response."""
         super().resume_writing()
-        if self._send_timer is not None:
+        if self._send_timer is not None and not self.transport.is_closing():
             self._send_timer.cancel()
 
     def _expect_reading(self, last_size: int | None = None) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
         size = self.transport.get_write_buffer_size()
         if last_size is not None and size > last_size - _SENT_BYTES:
             self.transport.abort()
@@ -67,7 +70,8 @@ class BoundedProtocol(H11Protocol):
 
     def _close_without_request(self, last_cycle: Any) -> None:
         if self.cycle is last_cycle and (last_cycle is None or last_cycle.response_complete):
-            self.transport.close()
+            self.transport.close()  # waits until the client has taken the rest of the last response
+            self._expect_reading()
 
 
 BOUNDED_HTTP: Final[dict[str, Any]] = {"http": BoundedProtocol, "ws": "none", "timeout_keep_alive": _IDLE_SECONDS}

@@ -319,7 +319,7 @@ async def _make_http_client(allow_private: bool, loop: Any = None, **options: An
     # These options could bypass the address check.
     safe_options = {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
     timeout = aiohttp.ClientTimeout(total=_MAX_FETCH_SECONDS, sock_connect=30, sock_read=_MAX_SILENT_SECONDS)
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, **safe_options)
+    return aiohttp.ClientSession(connector=connector, **{"timeout": timeout, **safe_options})
 
 
 def _make_private_address_error(address: str) -> RefusedSourceError:

@@ -41,7 +41,7 @@ MAX_DOCUMENT_BYTES: Final = 256 * 2**20
 _SHUTDOWN_TIMEOUT_SECONDS: Final = 3
 _BODY_SECONDS: Final = 60.0
 """The longest time until a request has arrived. The SDK refuses bodies of more than 4 MiB."""
-_MAX_ARRIVING_BYTES: Final = 256 * 2**20
+_MAX_BODY_BYTES: Final = 256 * 2**20
 """The maximum size of all unfinished requests of more than `_SMALL_BYTES` together."""
 _SMALL_BYTES: Final = 2**16
 _MAX_SESSIONS: Final = 1000
@@ -195,7 +195,7 @@ class _BoundedBodies:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._arriving_bytes = 0
+        self._body_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         deadline = asyncio.get_running_loop().time() + _BODY_SECONDS
@@ -211,24 +211,17 @@ class _BoundedBodies:
             except TimeoutError:
                 raise _make_refusal(408, "the request's body did not arrive in time") from None
             part_bytes = len(message.get("body", b""))
-            self._arriving_bytes += part_bytes
+            self._body_bytes += part_bytes
             body_bytes += part_bytes
-            if body_bytes > _SMALL_BYTES and self._arriving_bytes > _MAX_ARRIVING_BYTES:
+            if body_bytes > _SMALL_BYTES and self._body_bytes > _MAX_BODY_BYTES:
                 raise _make_refusal(503, "other requests use all the space for large ones; try again later")
             is_arriving = message.get("more_body", False)
-            if not is_arriving:
-                release()
             return message
-
-        def release() -> None:
-            nonlocal body_bytes
-            self._arriving_bytes -= body_bytes
-            body_bytes = 0
 
         try:
             await self._app(scope, receive_part, send)
         finally:
-            release()
+            self._body_bytes -= body_bytes
 
 
 def _make_refusal(status: int, message: str) -> HTTPException:

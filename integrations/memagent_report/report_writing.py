@@ -55,6 +55,7 @@ _LIST_MARK: Final = re.compile(r"^\s*(?:[-*•]|\(?\d+[.):]|[Qq]\d+[.:])\s+|^#+\
 _QUOTE_MARKS: Final = re.compile(r"\[\s*+q\s*+\d+(?:\s*+[,;]\s*+q?\s*+\d+)*+\s*+\]", re.IGNORECASE)
 _INVENTED_REFERENCES: Final = re.compile(r"(?<!\s)\s*+\[\s*+\d+(?:\s*+[,;-]\s*+\d+)*+\s*+\]")
 """References that a model invents. The code makes the references of the report."""
+_NUMBER: Final = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 _HEADING: Final = re.compile(r"^(?P<heading>.+?)(?<!\s)\s*+\[(?P<questions>[\s\dqQ,;]+)\]\s*$")
 
 
@@ -73,7 +74,7 @@ def parse_outline(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     for line in text.splitlines():
         match = _HEADING.match(_LIST_MARK.sub("", line).strip())
         if match is not None:
-            numbers = dict.fromkeys(int(number) - 1 for number in re.findall(r"\d{1,9}", match["questions"]))
+            numbers = dict.fromkeys(int(number) - 1 for number in _NUMBER.findall(match["questions"]))
             heading = " ".join(_INVENTED_REFERENCES.sub("", match["heading"]).strip("*#: ").split())
             outline.append((heading[:_MAX_HEADING_LENGTH], list(numbers)))
     if not outline:
@@ -86,7 +87,7 @@ def parse_section(text: str, _: Prompts) -> ParsedReply | ParseFailure:
     sentences: list[tuple[str, list[int]]] = []
     for line in text.splitlines():
         line = _LIST_MARK.sub("", line).strip()  # noqa: PLW2901
-        numbers = [int(number) for mark in _QUOTE_MARKS.findall(line) for number in re.findall(r"\d{1,9}", mark)]
+        numbers = [int(number) for mark in _QUOTE_MARKS.findall(line) for number in _NUMBER.findall(mark)]
         sentence = _INVENTED_REFERENCES.sub("", _QUOTE_MARKS.sub("", line))
         sentence = re.sub(r"\s+([.!?,;:])", r"\1", " ".join(sentence.split())).strip()
         if re.search(r"\w", sentence):

@@ -38,14 +38,21 @@ _PUBLIC_PAGE: Final = (
 )
 """Pages that errors of model servers refer to. The address of a model server may have a public name, too."""
 _BYTE: Final = r"(?:25[0-5]|2[0-4]\d|[01]?\d?\d)"
+_IP_ADDRESS: Final = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+_PRIVATE_NETWORK: Final = r"(?:10|127|169\.254|172\.(?:1[6-9]|2\d|3[01])|192\.168)\."
 _PRIVATE_TEXT: Final = re.compile(
     rf"\b(?!{_PUBLIC_PAGE})[A-Za-z][\w+.-]{{0,20}}://[^\s,;)'\"<>]+(?<![:.])"
-    rf"|\b(?<!\d\.)(?<!version ){_BYTE}(?:\.{_BYTE}){{3}}\b(?!\.\d)(?::\d+)?"
-    r"|(?<=to host )\S+|(?<=call failed )\([^()]*\)|(?<=not valid for )'[^']*'"
-    r"|(?:(?<![\w./<])/|\b[A-Za-z]:\\|\\\\)"
+    rf"|\b(?<!\d\.){_IP_ADDRESS}:\d+|(?<=['\"]){_IP_ADDRESS}(?=['\"])"
+    rf"|\b(?<!\d\.)(?<!version )(?={_PRIVATE_NETWORK}){_IP_ADDRESS}\b(?!\.\w)"
+    r"|(?<=connect to host )\S+|(?<=call failed )\([^()]*\)|(?<=not valid for )'[^']*'"
+    r"|(?:(?<![\w./<])/(?!(?:v1|messages)/)|\b[A-Za-z]:\\|\\\\)"
     r"(?:(?:[^\s/\\:'\",;]+(?<!\.) ){0,3}[^\s/\\:'\",]+[/\\])+[^\s/\\:'\",<]*(?<!\.)"
 )
-"""Addresses inside the network, and absolute paths. The name of a folder may have spaces."""
+"""Addresses, and absolute paths but those of the API and in a request. The name of a folder may have spaces.
+
+Four numbers may also be a version or a date in a client's file name; outside a private network they are no address
+without a port or quotation marks.
+"""
 
 
 @dataclass(eq=False)

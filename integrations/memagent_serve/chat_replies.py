@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.events import StopReason, count_events
-from memagent_graph.plain_text import format_count, make_printable
+from memagent_graph.plain_text import format_count, make_printable, replace_lone_surrogates
 from memagent_graph.policy import TokenUsage
 from memagent_graph.results import ReadResult, Usage
 from memagent_serve.ledger import ReadState
@@ -66,15 +66,16 @@ class ReplyHead:
 
 def format_answer(result: ReadResult, stop_texts: Sequence[str]) -> str:
     """Return the reply's text: the answer, cut at the request's stop texts, or else the reason and the notes."""
+    memory = replace_lone_surrogates(result.memory).strip() or "(nothing)"
     if result.stop_reason.resumable:
         return (
             f"Reading stopped early, after {format_count(result.chunks_read, 'part')} ({result.stop_reason.value}). "
-            f"Ask the same again, and it continues.\n\nNoted so far:\n{result.memory.strip() or '(nothing)'}"
+            f"Ask the same again, and it continues.\n\nNoted so far:\n{memory}"
         )
     if result.stop_reason is StopReason.NO_ANSWER or result.answer is None:
-        return f"No answer was found.\n\nNoted while reading:\n{result.memory.strip() or '(nothing)'}"
+        return f"No answer was found.\n\nNoted while reading:\n{memory}"
     cuts = [position for stop in stop_texts if stop and (position := result.answer.find(stop)) >= 0]
-    return result.answer[: min(cuts)] if cuts else result.answer
+    return replace_lone_surrogates(result.answer[: min(cuts, default=None)])
 
 
 def get_finish_reason(result: ReadResult) -> str:

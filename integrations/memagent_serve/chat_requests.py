@@ -28,7 +28,7 @@ _JSON_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.D
 _EMPTY_VALUES: Final = frozenset({b"null", b"false", b"0", b"0.0", b"[]", b"{}"})
 
 _fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
-_list_decoder: Final = msgspec.json.Decoder(Annotated[list[Raw], Meta(max_length=_MAX_MESSAGES)])
+_list_decoder: Final = msgspec.json.Decoder(list[Raw])
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -204,14 +204,14 @@ def parse_chat(fields: Fields) -> ChatRequest:
     Raises:
         APIError: 400; the message says what is wrong.
     """
-    with refuse_invalid_json():
+    with refuse_invalid_json("messages"):
         raw_messages = _list_decoder.decode(fields["messages"]) if "messages" in fields else []
+        _require_few(len(raw_messages), "messages")
         messages, part_count = list[ChatMessage](), 0
         for raw in raw_messages:
             messages.append(_parse_message(_fields_decoder.decode(raw)))
             part_count += len(messages[-1].parts)
-            if part_count > _MAX_MESSAGES:
-                raise make_bad_request(f"at most {_MAX_MESSAGES:,} parts of messages are allowed", "messages")
+            _require_few(part_count, "parts of messages")
     if not messages:
         raise make_bad_request("there are no messages; send at least one", "messages", "empty_array")
     return ChatRequest(fields, tuple(messages))
@@ -239,6 +239,11 @@ def _require_few_values(body: bytes) -> None:
     )
 
 
+def _require_few(count: int, noun: str) -> None:
+    if count > _MAX_MESSAGES:
+        raise make_bad_request(f"at most {_MAX_MESSAGES:,} {noun} are allowed, got {count:,}", "messages")
+
+
 def _parse_message(fields: dict[str, Raw]) -> ChatMessage:
     role = msgspec.json.decode(fields.get("role", Raw(b"null")), type=str)
     content = fields.get("content")
@@ -246,7 +251,9 @@ def _parse_message(fields: dict[str, Raw]) -> ChatMessage:
         return ChatMessage(role, fields, ())
     if (text := JSONText.of(content)) is not None:
         return ChatMessage(role, fields, (MessagePart("text", text),))
-    return ChatMessage(role, fields, tuple(map(_parse_part, _list_decoder.decode(content))))
+    raw_parts = _list_decoder.decode(content)
+    _require_few(len(raw_parts), "parts of messages")
+    return ChatMessage(role, fields, tuple(map(_parse_part, raw_parts)))
 
 
 def _is_one_of(raw: Raw, values: frozenset[bytes]) -> bool:
@@ -286,13 +293,13 @@ class _DocumentSource(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def refuse_invalid_json() -> Iterator[None]:
-    """Raise an `APIError`, 400, if a part of a request is not valid JSON, or a field has an invalid value."""
+def refuse_invalid_json(param: str | None = None) -> Iterator[None]:
+    """Raise an `APIError`, 400, if a part of a request is not valid JSON, or a field (`param`) has an invalid value."""
     try:
         yield
     except msgspec.ValidationError as error:
-        field = re.search(r"`\$(?:\.([^`\[]+)|\[)", str(error))  # as in "Expected `int` - at `$.n`"
-        raise make_bad_request(f"the request is not valid: {error}", field and (field[1] or "messages")) from error
+        field = re.search(r"`\$\.([^`\[]+)", str(error))  # as in "Expected `int` - at `$.n`"
+        raise make_bad_request(f"the request is not valid: {error}", param or (field and field[1])) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise make_bad_request(f"the request is not valid JSON: {error}", code="invalid_json") from error
 

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from memagent_graph.documents import Document, DocumentRef
+from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
@@ -295,7 +296,8 @@ class ChatCompletions:
                 choice["message"]["annotations"] = annotations
             reply["usage"] = sum_usage(result.usage, reply.get("usage"))
             reply["memagent"] = describe_read(result, long_request.source_names)
-            return Response(json.dumps(reply, allow_nan=False), media_type="application/json")
+            text = replace_lone_surrogates(json.dumps(reply, allow_nan=False, ensure_ascii=False))
+            return Response(text, media_type="application/json")  # a later request with half a pair would be refused
 
     async def _stream_events(self, long_request: LongRequest, read: ServedRead) -> AsyncIterator[str]:
         """Yield a streamed reply: progress as reasoning, then the answer."""

@@ -156,8 +156,8 @@ def find_latest_request(messages: Sequence[ChatMessage]) -> int | None:
             return index
         if message.role == "user" and file_index is None and any(part.kind == "file" for part in message.parts):
             file_index = index
-        is_reply = message.role == "assistant" and not any(map(message.get_field, _CALL_FIELDS))
-        if file_index is not None and is_reply and _has_text(message):
+        is_text = file_index is not None and message.role == "assistant" and _has_text(message)
+        if is_text and not any(map(message.get_field, _CALL_FIELDS)):  # calls can be long
             return file_index
     return file_index
 

@@ -16,6 +16,7 @@ import msgspec
 from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.policies.api_variants import extract_server_message
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policies.sending import read_body, read_error_body
@@ -179,7 +180,8 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
     )
     completion = await policy.complete(messages, sampling)
     reply_head = ReplyHead(secrets.token_hex(12), completion.model)
-    text, finish_reason = extract_reply(completion.text).strip(), _FINISH_REASONS.get(completion.finish_reason, "stop")
+    text = replace_lone_surrogates(extract_reply(completion.text).strip())
+    finish_reason = _FINISH_REASONS.get(completion.finish_reason, "stop")
     usage = sum_usage(completion.usage or TokenUsage(0, 0))
     if not options.stream:
         return JSONResponse(reply_head.make_completion({"content": text}, finish_reason, usage))

@@ -63,7 +63,7 @@ class Uploads:
     ledger: Ledger
     """Contains the lists of files and texts."""
     store: DocumentStore
-    """Contains the texts. Those that others have stored too are never removed."""
+    """Contains the texts. Those that others have stored too are never removed, but no other server may use it."""
     quota: int = field(kw_only=True)
     """The maximum bytes of one key's files and texts together, unless the key has its own limit."""
     total_quota: int = field(kw_only=True)

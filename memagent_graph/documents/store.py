@@ -27,7 +27,7 @@ from memagent_graph.concurrency.background import Cancellation
 from memagent_graph.converters import Omission, Parts
 from memagent_graph.documents.conversion import run_in_thread
 from memagent_graph.documents.decoding import READ_BYTES
-from memagent_graph.documents.headings import MAX_HEADINGS, find_headings
+from memagent_graph.documents.headings import find_headings
 from memagent_graph.documents.loaders import open_document
 from memagent_graph.documents.omissions import OmissionSummary, describe_omission
 from memagent_graph.documents.sources import PDF_TYPE, Document, DocumentRef, SourceMark
@@ -42,8 +42,10 @@ from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.private_files import create_private_folder, get_default_store, write_atomically
 
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
-_MAX_LABEL_CHARACTERS: Final = 10_000_000
-"""Maximum characters of all labels in a file of sections; each is cut to an equal share."""
+_MAX_MARKS: Final = 1_000_000
+"""Maximum number of sections or headings of a document."""
+_MAX_MARK_BYTES: Final = 64 << 20
+"""Maximum size of a file of sections or headings."""
 _UNFINISHED_FILE_SECONDS: Final = 86_400
 """The age after which an unfinished file is deleted, because its writer must have been killed."""
 
@@ -78,7 +80,8 @@ class DocumentStore:
     def for_temporary_texts(self) -> Self:
         """Return a copy of the store that removes only texts that such copies stored, and no other store since.
 
-        They have a modification time of 0, which `add` of another store changes.
+        They have a modification time of 0, which `add` of another store changes. A copy does not know which texts the
+        copies of other programs still use, so only one program may have such a copy of a folder.
         """
         store = copy(self)
         store._is_temporary = True
@@ -107,14 +110,15 @@ class DocumentStore:
             with source as (media_type, parts), self._open_temporary_file() as file:
                 ref = self._write_parts(parts, file, document.name, media_type)
                 text_path = self._get_text_path(ref)
-                if not self._is_temporary:
-                    with contextlib.suppress(OSError):  # it is not stored yet
-                        os.utime(text_path)
-                if not text_path.exists():
+                if not self._keep_text(text_path):
                     file.flush()  # raises if the disk is full; a write itself may store only a part
                     os.fsync(file.fileno())
-                    self._mark_temporary(Path(file.name))
-                    Path(file.name).replace(text_path)
+                    if self._is_temporary:
+                        os.utime(file.name, (0, 0))
+                        with contextlib.suppress(OSError):  # another store has stored it, or the disk has no links
+                            os.link(file.name, text_path)
+                    if not (self._is_temporary and text_path.exists()):
+                        Path(file.name).replace(text_path)
             if document.pages:
                 ref["pages"] = document.pages
             if media_type == PDF_TYPE and isinstance(document.content, Path) and document.content.name == document.name:
@@ -195,9 +199,8 @@ class DocumentStore:
         try:
             if not re.fullmatch(r"[0-9a-f]{64}", name):
                 raise ValueError("its name is not a digest")
-            return [
-                SourceMark(start_char, label) for start_char, label in read_json_file(self._sections / f"{name}.json")
-            ]
+            values = read_json_file(self._sections / f"{name}.json", _MAX_MARK_BYTES)
+            return [SourceMark(start_char, label) for start_char, label in values]
         except FileNotFoundError:
             return []
         except (ValueError, TypeError) as error:
@@ -211,17 +214,22 @@ class DocumentStore:
 
     def remove(self, ref: DocumentRef) -> None:
         """Delete a document's text. Other references to the same text lose it, too. See also `for_temporary_texts`."""
-        names = filter(None, (ref.get("sections"), ref.get("headings")))
-        paths = [self._get_text_path(ref), *(self._sections / f"{name}.json" for name in names)]
+        text_path, names = self._get_text_path(ref), filter(None, (ref.get("sections"), ref.get("headings")))
         with self._translate_disk_errors():
-            for path in paths:
-                with contextlib.suppress(FileNotFoundError):
-                    if not self._is_temporary or path.stat().st_mtime == 0:
-                        path.unlink()
+            if self._is_temporary and text_path.exists() and text_path.stat().st_mtime != 0:
+                return
+            for path in (text_path, *(self._sections / f"{name}.json" for name in names)):
+                path.unlink(missing_ok=True)
 
-    def _mark_temporary(self, path: Path) -> None:
+    def _keep_text(self, path: Path) -> bool:
+        """Return whether a text is stored. It is no longer temporary, unless this store's texts are."""
         if self._is_temporary:
-            os.utime(path, (0, 0))
+            return path.exists()
+        try:
+            os.utime(path)
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError)  # another user's file cannot be marked
+        return True
 
     @contextlib.contextmanager
     def _translate_disk_errors(self, action: Literal["read", "written"] = "written") -> Iterator[None]:
@@ -268,18 +276,17 @@ class DocumentStore:
         """
         digest = hashlib.sha256()
         omissions = OmissionSummary()
-        sections: list[SourceMark] = []
-        headings: list[SourceMark] = []
+        sections, headings = _Marks("sections", omissions), _Marks("headings", omissions)
         characters = 0
         is_blank = True
         for part in parts:
             if isinstance(part, Omission):
                 omissions.add(part)
                 continue
-            if part.label is not None and len(sections) < MAX_HEADINGS:
-                sections.append(SourceMark(characters, part.label))
-            if part.headings and len(headings) < MAX_HEADINGS:
-                headings.append(SourceMark(characters, " > ".join(part.headings)))
+            if part.label is not None:
+                sections.add(characters, str(part.label))
+            if part.headings:
+                headings.add(characters, " > ".join(map(str, part.headings)))
             text = part.text
             try:
                 data = text.encode()
@@ -308,24 +315,19 @@ class DocumentStore:
                 else "Check that it is the document you meant.",
             )
         ref = DocumentRef(key=f"sha256:{digest.hexdigest()}", name=name, size=file.tell(), media_type=media_type)
-        if sections:
-            ref["sections"] = self._store_marks(sections)
-        if headings:
-            ref["headings"] = self._store_marks(headings)
+        if sections.values:
+            ref["sections"] = self._store_marks(sections, ref["key"])
+        if headings.values:
+            ref["headings"] = self._store_marks(headings, ref["key"])
         if stored_omissions:
             ref["omissions"] = stored_omissions
         return ref
 
-    def _store_marks(self, marks: list[SourceMark]) -> str:
-        """Store marks, at most `MAX_HEADINGS`, in a file that `_load_marks` can read, and return its name."""
-        longest = _MAX_LABEL_CHARACTERS // len(marks)
-        values = [[mark.start_char, mark.label[:longest]] for mark in marks]
-        data = json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
-        name = hashlib.sha256(data).hexdigest()
-        path = self._sections / f"{name}.json"
-        if not self._is_temporary or not path.exists():
-            write_atomically(path, data)
-            self._mark_temporary(path)
+    def _store_marks(self, marks: _Marks, text_key: str) -> str:
+        """Store marks in a file, and return its name. A temporary text has a file of its own, as it may be removed."""
+        data = _encode_json(marks.values)
+        name = hashlib.sha256(data + (text_key.encode() if self._is_temporary else b"")).hexdigest()
+        write_atomically(self._sections / f"{name}.json", data)
         return name
 
     def _get_text_path(self, ref: DocumentRef) -> Path:
@@ -336,6 +338,46 @@ class DocumentStore:
                 f"{ref['key']!r} is not a key of the document store", hint="Pass what store.add returned."
             )
         return self._texts / f"{match[1]}.txt"
+
+
+class _Marks:
+    """The starts of sections or headings, with labels, of at most `_MAX_MARK_BYTES` as JSON.
+
+    Args:
+        noun: sections or headings.
+        omissions: counts the marks after the first `_MAX_MARKS`.
+    """
+
+    def __init__(self, noun: str, omissions: OmissionSummary) -> None:
+        self.values: list[tuple[int, str]] = []
+        self._noun, self._omissions = noun, omissions
+        self._bytes, self._longest = 0, _MAX_MARK_BYTES
+
+    def add(self, start_char: int, label: str) -> None:
+        """Add a mark. If the marks become too large, the longest labels lose their middle: a page is at the end."""
+        if len(self.values) >= _MAX_MARKS:
+            self._omissions.add(Omission(f"names of {self._noun} after the first {_MAX_MARKS:,}"))
+            return
+        self._append(start_char, label)
+        while self._bytes > _MAX_MARK_BYTES:
+            values, self.values, self._bytes = self.values, [], 0
+            self._longest = max(len(label) for _, label in values) // 2
+            for value in values:
+                self._append(*value)
+
+    def _append(self, start_char: int, label: str) -> None:
+        if len(label) > self._longest:
+            half = self._longest // 2
+            label = f"{label[:half]}…{label[len(label) - half :]}"
+        self.values.append((start_char, label))
+        self._bytes += len(_encode_json(label)) + len("[1234567890123, ], ")
+
+
+_json_encoder: Final = json.JSONEncoder(ensure_ascii=False)
+
+
+def _encode_json(value: Any) -> bytes:
+    return _json_encoder.encode(value).encode("utf-8", "replace")
 
 
 def open_store(folder: Path | str | None) -> DocumentStore:

@@ -35,8 +35,9 @@ def find_credentials(headers: Mapping[str, str]) -> Iterator[str]:
 def find_query_credentials(parameters: Mapping[str, str]) -> Iterator[str]:
     """Yield the long values of query parameters whose names are those of credentials. Azure's functions have a code."""
     for name, value in parameters.items():
-        if len(value) >= _MIN_SUBSTRING_CHARACTERS and (_CREDENTIAL_NAME.search(name) or name.lower().endswith("code")):
-            yield value
+        text = str(value)  # a number, too, can be sent
+        if len(text) >= _MIN_SUBSTRING_CHARACTERS and (_CREDENTIAL_NAME.search(name) or name.lower().endswith("code")):
+            yield text
 
 
 def make_redaction(secrets: Iterable[str]) -> Callable[[str], str]:

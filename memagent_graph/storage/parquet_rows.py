@@ -65,8 +65,8 @@ def iter_rows(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
     for group in range(file.num_row_groups):  # one at a time, because Arrow does not join dictionaries in lists
         _require_readable_lists(file, group, columns)
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
-            row_count = max(1, _MAX_SLICE_BYTES // max(1, batch.nbytes))
             has_large_lists = _measure_lists(batch) > _MAX_LIST_BYTES
+            row_count = 1 if has_large_lists else max(1, _MAX_SLICE_BYTES // max(1, batch.nbytes))
             for start in range(0, len(batch), row_count):
                 rows = batch.slice(start, row_count)
                 if has_large_lists:
@@ -100,7 +100,8 @@ def _measure_values(arrow: Any, array: Any) -> int:
     array, types = getattr(array, "storage", array), arrow.types
     if types.is_nested(array.type):
         if types.is_map(array.type):
-            children = [array.keys, array.items]
+            start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+            children = [child.slice(start, end - start) for child in (array.keys, array.items)]  # of the whole column
         else:
             children = array.flatten() if types.is_struct(array.type) else [array.flatten()]
         return _OBJECT_BYTES * len(array) + sum(_measure_values(arrow, child) for child in children)
@@ -108,6 +109,7 @@ def _measure_values(arrow: Any, array: Any) -> int:
     size = (_NUMBER_BYTES if is_number else _VALUE_BYTES) * len(array)
     if types.is_dictionary(array.type):
         compute = importlib.import_module("pyarrow.compute")  # the import of pyarrow does not load it
-        lengths = compute.binary_length(array.dictionary).take(array.indices)
-        return size + int(compute.sum(lengths).as_py() or 0)
+        counts = array.indices.value_counts()  # a whole row group shares the dictionary
+        lengths = compute.binary_length(array.dictionary.take(counts.field("values"))).cast("int64")
+        return size + int(compute.sum(compute.multiply(lengths, counts.field("counts"))).as_py() or 0)
     return size + int(array.nbytes)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NotRequired, TypeAlias, TypedDict, TypeVar
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import ormsgpack
@@ -40,11 +41,14 @@ _MAX_BYTES: Final = 12 << 20
 """Maximum size of a decompressed value. The state of a report has the cells of all documents."""
 _MAX_TOTAL_BYTES: Final = 2 * _MAX_BYTES
 """Maximum size of a state with the writes after it, which are in memory at the same time."""
-_MAX_NESTING: Final = 6
-"""Maximum number of objects inside each other. Each is decoded from a copy of its bytes."""
-_MAX_BYTES_WITH_OTHER_KEYS: Final = 128 << 10
+_SMALL_BYTES: Final = 128 << 10
 """Maximum size of a value with keys that are no texts. Tuples can be chosen so that all have the same hash, and then a
 dict of this size takes a second, and one of 12 MiB hours."""
+_MAX_KEY_COST: Final = 4 * _SMALL_BYTES**2
+"""Maximum sum of the squared sizes of such values in a state, since the time grows with the square."""
+_MAX_NESTING: Final = 6
+"""Maximum number of objects inside each other. Each is decoded from a copy of its bytes; small ones may be ten times as
+many."""
 _Element: TypeAlias = str | bytes | int | float | date | None
 """What sets are made of: no tuples and other objects, for the same reason."""
 _CONSTRUCTORS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
@@ -62,6 +66,7 @@ _CONSTRUCTORS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
         Decimal,
         UUID,
         type(Path()),
+        ZoneInfo,
     )
 } | {
     ("datetime", "datetime"): datetime.fromisoformat,
@@ -70,7 +75,8 @@ _CONSTRUCTORS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
     ),
 }
 """What a state can have besides plain values: what LangGraph adds to states, and types of Python's library."""
-_remaining_bytes: Final = ContextVar[list[int]]("_remaining_bytes")
+_limits: Final = ContextVar[list[int]]("_limits")
+"""The bytes that the other values of a state may have, and the squared bytes of those with keys that are no texts."""
 
 
 class _GraphState(TypedDict):
@@ -112,7 +118,8 @@ class CompressedSerializer(SerializerProtocol):
         """Return the value's type and bytes.
 
         Raises:
-            CheckpointError: the value is too large to be decoded again, or is large and has keys that are no texts.
+            CheckpointError: the value cannot be decoded again, because it is too large, is large and has keys that are
+                no texts, or has arrays of NumPy.
         """
         if isinstance(obj, SeparateText):
             type_name, data = _TEXT_TYPE, obj.text.encode("utf-8", "surrogatepass")
@@ -126,7 +133,7 @@ class CompressedSerializer(SerializerProtocol):
             )
         if type_name == _TEXT_TYPE:
             return type_name, zlib.compress(data, 1)
-        if type_name == "msgpack" and len(data) > _MAX_BYTES_WITH_OTHER_KEYS:
+        if type_name == "msgpack":
             _require_decodable(data)
         if len(data) < _MIN_COMPRESSED_BYTES:
             return type_name, data
@@ -142,37 +149,44 @@ class CompressedSerializer(SerializerProtocol):
         try:
             if type_name == _TEXT_TYPE or type_name.endswith(_COMPRESSED_SUFFIX):
                 content = inflate(content, _MAX_BYTES)
-            remaining_bytes = _remaining_bytes.get([_MAX_TOTAL_BYTES])
-            remaining_bytes[0] -= len(content)
-            if len(content) > _MAX_BYTES or remaining_bytes[0] < 0:
+            limits = _limits.get(_make_limits())
+            limits[0] -= len(content)
+            if len(content) > _MAX_BYTES or limits[0] < 0:
                 raise ValueError(f"it has more than {_MAX_BYTES:,} bytes, or its state more than {_MAX_TOTAL_BYTES:,}")
             if type_name == _TEXT_TYPE:
                 return content.decode("utf-8", "surrogatepass")
             plain_type = type_name.removesuffix(_COMPRESSED_SUFFIX)
             if plain_type == "json":
                 raise ValueError("only old versions of LangGraph wrote JSON")
-            return _decode(content) if plain_type == "msgpack" else self._plain.loads_typed((plain_type, content))
+            if plain_type == "msgpack":
+                return _decode(content, limits)
+            return self._plain.loads_typed((plain_type, content))
         except Exception as error:  # decoders can raise anything for damaged bytes
             raise UndecodableStateError(f"a state of type {type_name!r} cannot be decoded: {error}") from error
 
 
-def _decode(data: bytes) -> Any:
+def _make_limits() -> list[int]:
+    return [_MAX_TOTAL_BYTES, _MAX_KEY_COST]
+
+
+def _decode(data: bytes, limits: list[int]) -> Any:
     try:
         return _unpack(data, None, 0)
     except ormsgpack.MsgpackDecodeError:
-        if len(data) > _MAX_BYTES_WITH_OTHER_KEYS:
+        limits[1] -= len(data) ** 2
+        if len(data) > _SMALL_BYTES or limits[1] < 0:
             raise
         return _unpack(data, ormsgpack.OPT_NON_STR_KEYS, 0)
 
 
 def _require_decodable(data: bytes) -> None:
     try:
-        _decode(data)
-    except ValueError as error:
+        _decode(data, _make_limits())
+    except Exception as error:  # the decoder does not say which
         raise CheckpointError(
-            f"a checkpoint of {len(data):,} bytes cannot be read again: above {_MAX_BYTES_WITH_OTHER_KEYS:,} bytes, "
-            f"keys have to be texts, and at most {_MAX_NESTING} objects may be inside each other",
-            hint="Use texts as the keys of dicts in the state, such as str(page).",
+            f"a checkpoint of {len(data):,} bytes cannot be read again: it has arrays of NumPy, too many "
+            f"objects inside each other or, above {_SMALL_BYTES:,} bytes, keys that are no texts",
+            hint="Use lists instead of arrays, and texts as the keys of dicts in the state, such as str(page).",
         ) from error
 
 
@@ -187,8 +201,9 @@ def _make_object(code: int, data: bytes, option: int | None, depth: int) -> Any:
     Raises:
         ValueError: no state has such objects, or so many inside each other.
     """
-    if (code >= EXT_NUMPY_ARRAY and code != EXT_DELTA_SNAPSHOT) or depth > _MAX_NESTING:
-        raise ValueError(f"no state has objects of kind {code}, or more than {_MAX_NESTING} inside each other")
+    max_nesting = _MAX_NESTING if len(data) > _SMALL_BYTES else 10 * _MAX_NESTING
+    if (code >= EXT_NUMPY_ARRAY and code != EXT_DELTA_SNAPSHOT) or depth > max_nesting:
+        raise ValueError(f"it has an array of NumPy or more than {max_nesting} objects inside each other")
     content = _unpack(data, option, depth)
     if code == EXT_DELTA_SNAPSHOT:
         return _DeltaSnapshot(content)
@@ -203,7 +218,7 @@ def _make_object(code: int, data: bytes, option: int | None, depth: int) -> Any:
 
 def reset_size_limits() -> None:
     """Start counting the bytes of the next state in this task."""
-    _remaining_bytes.set([_MAX_TOTAL_BYTES])
+    _limits.set(_make_limits())
 
 
 def require_state(state: _State) -> _State:

@@ -23,8 +23,7 @@ WORDS = SENTENCE_TEXT.split(" ")
 
 
 def make_prose(length: int, seed: int = 0) -> str:
-    random_source = random.Random(seed)
-    words = random_source.choices(WORDS, k=length // 4)
+    words = random.Random(seed).choices(WORDS, k=length // 4)
     return " ".join(words)[:length]
 
 
@@ -120,15 +119,13 @@ def test_a_safe_cut_changes_no_token(text):
 @pytest.mark.parametrize("unit", ["a", "\n", "語", "e\u0301", "ab "])
 def test_long_text_without_word_boundaries_is_cut_without_loss(unit, store):
     text = (unit * 300_000)[: 300_000 // len(unit.encode())] + "."
-    chunks = cut_chunks(store, text, 5000)
-    assert all(4997 <= chunk.tokens <= 5000 for chunk in chunks[:-1])
+    assert all(4997 <= chunk.tokens <= 5000 for chunk in cut_chunks(store, text, 5000)[:-1])
     assert "".join(cut_pieces(text)) == text
     assert max(len(piece) for piece in cut_pieces(text)) <= MAX_PIECE_BYTES
 
 
 def test_chunks_end_with_a_sentence_only_if_its_end_is_near(store):
-    text = "This is one short sentence of prose. " * 3000
-    chunks = cut_chunks(store, text, 500, "sentence")
+    chunks = cut_chunks(store, "This is one short sentence of prose. " * 3000, 500, "sentence")
     assert all(chunk.text.endswith("prose.") for chunk in chunks[:-1])
     assert all(chunk.tokens > 500 * 0.85 - 1 for chunk in chunks[:-1])
     endless = "words without any end " * 3000

@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +26,7 @@ from mcp import ClientSession, types
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.stdio import stdio_server
 from mcp.shared.memory import create_connected_server_and_client_session
+from starlette.exceptions import HTTPException
 from support.command_line import memagent
 from support.document_files import make_pdf
 from support.fake_server import FakeServer
@@ -224,10 +225,8 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     assert len(reports) > 2
 
     listing = await session.call_tool("list_runs", {"contains": "CASTLE", "limit": 5})
-    assert [run["question"] for run in listing.structuredContent["runs"]] == [
-        "And the key of castle?",
-        "What is the key of castle?",
-    ]
+    questions = [run["question"] for run in listing.structuredContent["runs"]]
+    assert questions == ["And the key of castle?", "What is the key of castle?"]
     assert listing.structuredContent["runs_in_log"] == 3
     assert "book.txt" in get_text(listing)
 
@@ -306,7 +305,6 @@ async def test_progress_of_parallel_branches_never_decreases() -> None:
     fractions = reports.fractions
     assert (fractions, fractions[-1]) == (sorted(fractions), 1.0)
     merge_messages = [message for *_, message in reports if "chunk" not in (message or "")]
-    assert merge_messages
     assert set(merge_messages) == {"text: findings merged, 100% read"}
 
 
@@ -321,14 +319,12 @@ async def test_limits_of_the_command_line_apply_to_every_call(folder, policy_ser
     limits = ["--max-bytes", len(TEXT), "--max-chunks", 2, "--replace-undecodable", "--root", folder]
     (folder / "stray.txt").write_bytes(b"stray \x81\x8d bytes " * 20)
     async with connect_over_stdio(*limits, "--base-url", policy_server.base_url, *SMALL_SETTINGS) as session:
-        result = await read_book(session)
-        assert get_answer(result)["stop_reason"] == "max_chunks"
-        run_id = get_answer(result)["run_id"]
-        follow_up = await session.call_tool("ask_again", {"run_id": run_id, "questions": QUESTION, "max_chunks": 99})
-        assert get_answer(follow_up)["chunks_read"] == 2
+        answer = get_answer(await read_book(session))
+        assert answer["stop_reason"] == "max_chunks"
+        arguments = {"run_id": answer["run_id"], "questions": QUESTION, "max_chunks": 99}
+        assert get_answer(await session.call_tool("ask_again", arguments))["chunks_read"] == 2
         (folder / "book.txt").write_text(TEXT + ".")
-        longer_result = await read_book(session)
-        assert f"more than the {len(TEXT):,} that are allowed" in get_error_text(longer_result)
+        assert f"more than the {len(TEXT):,} that are allowed" in get_error_text(await read_book(session))
         assert not (await read_book(session, path="stray.txt")).isError
 
 
@@ -426,8 +422,7 @@ async def test_a_read_stops_at_the_lower_limit_of_server_and_call(folder) -> Non
         for max_chunks, chunks_read in ((None, 3), (2, 2), (9, 3)):
             result = await read_book(session, max_chunks=max_chunks)
             (answer,) = get_answers(result)
-            assert (answer["answer"], answer["stop_reason"]) == (None, "max_chunks")
-            assert answer["chunks_read"] == chunks_read
+            assert (answer["answer"], answer["stop_reason"], answer["chunks_read"]) == (None, "max_chunks", chunks_read)
             assert "stopped at its limit (max_chunks) after" in get_text(result)
 
 
@@ -439,20 +434,11 @@ def test_lowered_takes_the_lower_of_two_limits() -> None:
 # Roots
 
 
-@pytest.mark.parametrize(
-    ("server_roots", "client_roots", "readable"),
-    [
-        ([], None, set()),
-        (["a"], None, {"a", "a/b"}),
-        ([], ["a/b"], {"a/b"}),
-        (["a"], ["a/b", "c"], {"a/b"}),
-        (["a/b"], ["."], {"a/b"}),
-        (["a"], ["c"], set()),
-        (["a"], [], set()),
-        (["a"], ["missing"], set()),
-        ([], ["file://elsewhere/a"], set()),
-    ],
-)
+@pytest.mark.parametrize(("server_roots", "client_roots", "readable"), [
+    ([], None, set()), (["a"], None, {"a", "a/b"}), ([], ["a/b"], {"a/b"}), (["a"], ["a/b", "c"], {"a/b"}),
+    (["a/b"], ["."], {"a/b"}), (["a"], ["c"], set()), (["a"], [], set()), (["a"], ["missing"], set()),
+    ([], ["file://elsewhere/a"], set()),
+])  # fmt: skip
 async def test_files_are_read_below_the_roots_of_both_sides(tmp_path, server_roots, client_roots, readable) -> None:
     for name in ("a", "a/b", "c"):
         (tmp_path / name).mkdir()
@@ -473,8 +459,7 @@ async def test_a_client_that_fails_to_list_its_roots_reads_no_file(folder) -> No
         return types.ErrorData(code=types.INTERNAL_ERROR, message="not now")
 
     async with connect_in_process(folder, list_roots=fail_to_list) as session:
-        error_text = get_error_text(await read_book(session))
-        assert "did not list them" in error_text
+        assert "did not list them" in get_error_text(await read_book(session))
 
 
 async def test_roots_of_http_clients_only_restrict_those_of_the_server(folder, policy_server) -> None:
@@ -564,6 +549,23 @@ async def test_http_sessions_are_limited_and_logged_tool_names_are_sanitized(fol
     assert "\x1b" not in log_output.getvalue()
 
 
+async def test_large_bodies_count_until_their_requests_end(monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "_MAX_BODY_BYTES", 100_000)
+
+    async def receive_body() -> Any:
+        return {"body": bytes(70_000)}
+
+    async def respond(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if scope["others"]:
+            await bodies({"type": "http", "others": 0}, receive_body, send)
+
+    bodies = server_module._BoundedBodies(respond)
+    for others in (0, 1, 0):
+        with nullcontext() if others == 0 else pytest.raises(HTTPException, match="503"):
+            await bodies({"type": "http", "others": others}, receive_body, None)
+
+
 async def test_the_http_server_stops_with_open_connections(folder) -> None:
     with run_http_server("--base-url", "http://127.0.0.1:9/v1", *SMALL_SETTINGS) as (url, process):
         address = urlsplit(url)
@@ -644,16 +646,10 @@ def test_remote_clients_need_an_explicit_option(folder) -> None:
         assert "cannot listen" in get_usage_error(*options, *SMALL_SETTINGS)
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"Host": "localhost:1"}, 200),
-        ({"Host": "rebound.example.org"}, 421),
-        ({"Host": "localhost.example.org:80"}, 421),
-        ({"Origin": "https://example.org"}, 403),
-    ],
-)
+@pytest.mark.parametrize(("headers", "status"), [
+    ({}, 200), ({"Host": "localhost:1"}, 200), ({"Host": "rebound.example.org"}, 421),
+    ({"Host": "localhost.example.org:80"}, 421), ({"Origin": "https://example.org"}, 403),
+])  # fmt: skip
 async def test_requests_with_a_foreign_host_or_origin_are_refused(http_url, headers, status) -> None:
     async with httpx.AsyncClient() as client:
         reply = await client.post(http_url, json=INITIALIZE_REQUEST, headers={**ACCEPT_HEADER, **headers})
@@ -668,12 +664,9 @@ def http_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield url
 
 
-def test_an_invalid_host_name_is_refused() -> None:
+def test_server_names_are_allowed_in_addition_to_localhost_and_invalid_ones_refused() -> None:
     with pytest.raises(MemAgentError, match=r"cannot listen on a\.\.b.*host"):
         listen("a..b", 0)
-
-
-def test_server_names_are_allowed_in_addition_to_localhost() -> None:
     settings = make_security_settings(["reader.example.org", "::2"])
     assert settings.enable_dns_rebinding_protection
     assert {"reader.example.org", "reader.example.org:*", "[::2]:*", "localhost:*"} <= set(settings.allowed_hosts)

@@ -409,8 +409,7 @@ class TestHistories:
 
     async def test_threads_do_not_share_memories(self, make_reader) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
-        model = make_chat_model("fine")
-        agent = self.make_agent(make_reader(policy), model, InMemorySaver())
+        agent = self.make_agent(make_reader(policy), make_chat_model("fine"), InMemorySaver())
         messages = [HumanMessage("a " * 100), AIMessage("b " * 100), HumanMessage("c " * 100), AIMessage("d " * 100)]
         for thread in ("one", "two"):
             prompt_count = len(policy.prompts)

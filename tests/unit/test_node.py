@@ -117,8 +117,7 @@ class TestStateKeys:
 async def test_the_served_model_is_looked_up_at_the_first_call(make_reader) -> None:
     with FakeServer() as server:
         policy = OpenAICompatiblePolicy(base_url=server.base_url)
-        node = memagent_node(make_reader(policy))
-        parent = build_parent(node).compile()
+        parent = build_parent(memagent_node(make_reader(policy))).compile()
         assert policy.name == "the served model"
         assert (await parent.ainvoke(INPUT))["answer"] == "4711"
 

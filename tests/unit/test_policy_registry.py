@@ -171,8 +171,7 @@ def test_another_policy_replaces_that_of_the_log() -> None:
 def test_chat_template_arguments_are_in_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = '{"enable_thinking": false}'
     settings = PolicySettings(base_url="http://localhost/v1", model="m", chat_template_kwargs=arguments)
-    server_policy = make_policy(settings)
-    body = server_policy._make_body([], SamplingParams(), False, None)
+    body = make_policy(settings)._make_body([], SamplingParams(), False, None)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     local_policy = make_policy(replace(settings, base_url=None, model="embedded"))
     requests: list[dict[str, Any]] = []

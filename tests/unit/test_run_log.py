@@ -133,8 +133,7 @@ def test_redacted_texts_have_no_token_ids(make_reader, tmp_path) -> None:
     assert all(row.token_ids is not None for row in rows if row not in redacted_rows)
     assert log.get("r").answer == "[number]"
     log.close()
-    file_bytes = b"".join(path.read_bytes() for path in tmp_path.glob("redacted.sqlite*"))
-    assert b"4711" not in file_bytes
+    assert b"4711" not in b"".join(path.read_bytes() for path in tmp_path.glob("redacted.sqlite*"))
 
 
 def test_a_redaction_that_raises_stops_the_log_but_not_the_read(make_reader, tmp_path) -> None:

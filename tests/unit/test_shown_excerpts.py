@@ -73,8 +73,7 @@ def test_an_answer_not_stated_has_no_quotes(words: str, make_reader: Any) -> Non
 
 
 def test_the_timeline_page_has_the_quotes(view: RunView) -> None:
-    timeline = build_timeline(view)
-    page = render_page(timeline)
+    page = render_page(build_timeline(view))
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     (quote,) = data["excerpt"]
     start, end = quote["span"]

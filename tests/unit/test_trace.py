@@ -22,8 +22,7 @@ SPAN_0, SPAN_1 = make_spans(["one ", "two "])
 
 def test_the_final_path_has_all_merged_branches_and_no_other() -> None:
     merged = make_fan_out([["a", "b"], ["c", "d"]], "b d", ["w", "x", "y", "z"])
-    unmerged = make_call("unmerged", "e", reads=SPAN_0, branch="9")
-    trace = Trace((unmerged, *merged.calls))
+    trace = Trace((make_call("unmerged", "e", reads=SPAN_0, branch="9"), *merged.calls))
     assert [update.memory for update in trace.final_path] == ["a", "c", "b", "d", "b d"]
     assert (trace.memory_before("merge"), trace.final_memory) == ("b\nd", "b d")
     assert [trace.updates[index].memory for index in trace.source_indices(trace.updates[-1])] == ["b", "d"]

@@ -20,10 +20,12 @@ import zlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, time
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import ormsgpack
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,7 +45,7 @@ from memagent_evaluation.data_files.table_rows import DatasetRows, open_rows
 from memagent_evaluation.result_journal import JOURNAL, load_results, open_results
 from memagent_evaluation.result_table import EvaluationPlan
 from memagent_graph import DocumentStore, LocalPolicy, MemAgent, SamplingParams, ScriptedPolicy
-from memagent_graph.errors import MemAgentError
+from memagent_graph.errors import CheckpointError, MemAgentError
 from memagent_graph.policies.adding import load_adapter
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, require_profile, save_profile
 from memagent_graph.policy_registry import parse_template_arguments
@@ -53,7 +55,7 @@ from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
 from memagent_graph.run_log.packing import MAX_LIST_LENGTH, pack_text
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage import parquet_rows
-from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError
+from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, reset_size_limits
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.view import load_run_view
@@ -525,7 +527,8 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
         pytest.param(resume_from("msgpack", OBJECTS), "more than", id="checkpoint: objects"),
         pytest.param(resume_with_large_writes, UNREADABLE, id="checkpoint: total size of writes"),
         pytest.param(lambda _: CompressedSerializer().dumps_typed("a" * (12 << 20))[0], "12,582,912", id="saving"),
-        pytest.param(lambda _: CompressedSerializer().dumps_typed({1: "a" * 2**17})[0], "keys have", id="saving: keys"),
+        pytest.param(lambda _: CompressedSerializer().dumps_typed({1: "a" * 2**17})[0], "keys that", id="saving: keys"),
+        pytest.param(lambda _: CompressedSerializer().dumps_typed([np.zeros(3)])[0], "arrays", id="saving: array"),
         pytest.param(resume_from(None, b"null", "metadata"), UNREADABLE, id="checkpoint: metadata"),
         pytest.param(resume_with_state(updated_channels=[[]]), UNREADABLE, id="checkpoint: channels"),
         pytest.param(resume_with_state(run_id=None), "hold no state", id="checkpoint: no run"),
@@ -574,15 +577,27 @@ def test_an_untrusted_file_runs_no_code(folder: Path, attack: Attack, error_patt
     assert "evil" not in sys.modules
 
 
+def nest(value: Any, count: int) -> Any:
+    return nest(Overwrite(value), count - 1) if count else value
+
+
 def test_a_state_is_decoded_up_to_limits() -> None:
     tracemalloc.start()
     with pytest.raises(UndecodableStateError, match="more than 12,582,912 bytes"):
         CompressedSerializer().loads_typed(("text", ZIP_BOMB))
     assert tracemalloc.get_traced_memory()[1] < len(ZIP_BOMB) + (32 << 20)
     tracemalloc.stop()
-    serializer, nested = CompressedSerializer(), Overwrite(Overwrite(Overwrite(Overwrite(Overwrite(1)))))
-    state = [{1: [Send("a", Overwrite({"b", 2}), timeout=3), date(2026, 1, 2), Path("c")]}, nested]
+    serializer = CompressedSerializer()
+    times = [date(2026, 1, 2), time(9, tzinfo=ZoneInfo("Europe/Berlin"))]
+    state = [{1: [Send("a", Overwrite({"b", 2}), timeout=3), times, Path("c")]}, nest(1, 60)]
     assert serializer.loads_typed(serializer.dumps_typed([state, re.compile("d")])) == [state, ["d", 32]]
-    for data in (serializer.dumps_typed(Overwrite(Overwrite(nested)))[1], b"\x81\x92ab" + ormsgpack.packb("a" * 2**17)):
+    for value in (nest(1, 61), nest("a" * 2**17, 7)):
+        with pytest.raises(CheckpointError, match="inside each other"):
+            serializer.dumps_typed(value)
+    reset_size_limits()
+    small, large = (b"\x81\x92ab" + ormsgpack.packb("a" * size) for size in (2**12, 2**17 - 9))
+    assert [serializer.loads_typed(("msgpack", data)) for data in [small] * 99 + [large] * 3]
+    for data in (large, b"\x81\x92ab" + ormsgpack.packb("a" * 2**17)):
         with pytest.raises(UndecodableStateError):
             serializer.loads_typed(("msgpack", data))
+    reset_size_limits()

@@ -224,8 +224,7 @@ def test_invalid_sub_questions_are_asked_for_again_and_then_end_the_reread(make_
     def script(prompt: str) -> str:
         return reply if prompt.rstrip().endswith("ANSWER or ASK:") else follow_two_hops(prompt)
 
-    policy = ScriptedPolicy(script)
-    result = make_reader(policy, strategy="reread").read(HOPS, HOPS_QUESTION)
+    result = make_reader(ScriptedPolicy(script), strategy="reread").read(HOPS, HOPS_QUESTION)
     assert (result.answer, result.stop_reason) == ("unknown", StopReason.ANSWERED)
     kind = "repeated" if "Anna keep" in reply else "malformed"
     assert list_event_kinds(result) == [kind, "resampled", kind, "resampled", kind]
@@ -275,8 +274,7 @@ def test_lookups_are_limited_and_one_after_the_last_chunk_has_no_chunk_index(mak
     policy = ScriptedPolicy(lambda prompt: "word1\nRECALL: word1" if "<section>" in prompt else read_perfectly(prompt))
     reader = make_reader(policy, strategy="recall:lookups=4", checkpoints=tmp_path / "checkpoints.sqlite")
     result = reader.read(TEXT, QUESTION, run_id="r")
-    roles = [call.role for call in result.trace.calls]
-    assert roles[-2:] == ["recall_last", "answer"]
+    assert [call.role for call in result.trace.calls][-2:] == ["recall_last", "answer"]
     passages = [extract(prompt, "recalled") for prompt in policy.prompts if "<recalled>" in prompt]
     assert sum(passage != "(nothing)" for passage in passages) == 4
     assert list_event_kinds(result).count("not_recalled") == result.chunks_read - 4

@@ -197,8 +197,7 @@ def test_a_report_can_be_written_again_and_two_evaluations_compared(evaluate, se
     evaluate("--lengths", "200,400", "-n", 6, "--out", bad_folder)
     for name in ("report.md", "results.parquet"):
         (good_folder / name).unlink()
-    report = memagent("eval-report", good_folder)
-    assert "| 400 | memagent | 6 | 100.0 [" in report.stdout
+    assert "| 400 | memagent | 6 | 100.0 [" in memagent("eval-report", good_folder).stdout
     assert (good_folder / "report.md").read_text().startswith("# Evaluation")
     assert "12 questions in both; 0 rows without a partner." in memagent("eval-report", good_folder, bad_folder).stdout
     comparison = json.loads(memagent("eval-report", good_folder, bad_folder, "--json").stdout)

@@ -204,8 +204,7 @@ def test_unwritable_output_is_an_error_without_a_traceback(log, isolated_home) -
 @pytest.mark.parametrize("arguments", [["runs"], ["export", "x.parquet"]])
 def test_a_missing_log_is_an_error_and_is_not_created(tmp_path, arguments) -> None:
     path = tmp_path / "nowhere" / "runs.sqlite"
-    result = memagent(*arguments, "--log", path, code=6)
-    assert f"there is no run log at {path}" in result.stderr
+    assert f"there is no run log at {path}" in memagent(*arguments, "--log", path, code=6).stderr
     assert not path.parent.exists()
     values = json.loads(memagent(*arguments, "--log", path, "--json", code=6).stdout)
     assert values["error"]["type"] == "RunLogError"
@@ -263,8 +262,7 @@ def test_an_export_reports_its_runs_and_bytes(tmp_path, log) -> None:
 
 
 def test_importing_a_missing_file_creates_no_log(tmp_path) -> None:
-    result = memagent("import", tmp_path / "missing.parquet", code=6)
-    assert "missing.parquet" in result.stderr
+    assert "missing.parquet" in memagent("import", tmp_path / "missing.parquet", code=6).stderr
     assert not Path(get_default_run_log()).exists()
 
 

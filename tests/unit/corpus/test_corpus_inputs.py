@@ -16,6 +16,7 @@ from threading import Thread
 from typing import Any
 from unittest.mock import Mock
 
+import aiohttp
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -219,6 +220,15 @@ def test_text_shared_by_many_rows_is_held_in_memory_once(tmp_path: Path, monkeyp
     tracemalloc.stop()
 
 
+def test_rows_with_small_lists_and_maps_are_read_from_a_large_batch(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("memagent_graph.storage.parquet_rows._MAX_LIST_BYTES", 2000)
+    rows = [{"a": ["a" * 99] * 9, "b": [("a", "b"), ("c", None)]}, {"a": None, "b": []}, {"a": [], "b": None}] * 9
+    schema = pa.schema([("a", pa.list_(pa.string())), ("b", pa.map_(pa.string(), pa.string())), ("text", pa.string())])
+    pq.write_table(pa.Table.from_pylist([{**row, "text": "one"} for row in rows], schema), tmp_path / "t.parquet")
+    inputs = open_inputs(str(tmp_path / "t.parquet"), columns=InputColumns(copied=("a", "b")))
+    assert [document.metadata for document in inputs.documents()] == json.loads(json.dumps(rows))
+
+
 def test_columns_of_json_lines_are_taken_from_all_rows(input_folder: Path, tmp_path: Path) -> None:
     rows = [{"path": "a.txt"}, {"text": "two", "year": 2024}, {"path": "sub/b.md", "text": None}, {"other": 1}]
     path = input_folder / "t.jsonl"
@@ -302,7 +312,8 @@ def serve_folder(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_private_address_is_refused_unless_it_is_allowed(input_folder: Path, tmp_path: Path) -> None:
+def test_private_address_is_refused_unless_allowed(input_folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "http", {"client_kwargs": {"timeout": aiohttp.ClientTimeout(60)}})
     with serve_folder(input_folder) as url:
         with pytest.raises(RefusedSourceError, match="allow_private_addresses"):
             open_inputs(f"{url}/a.txt")

@@ -46,8 +46,7 @@ def test_haystack_consists_of_the_sentences_of_a_user_file(tmp_path):
 def test_short_file_is_repeated(tmp_path):
     book = tmp_path / "book.md"
     book.write_text("A first sentence. A second one.\n")
-    haystack = make_prose_haystack(book, random.Random(0))
-    units = list(itertools.islice(haystack.iter_units(), 7))
+    units = list(itertools.islice(make_prose_haystack(book, random.Random(0)).iter_units(), 7))
     assert set(units) == {"A first sentence. ", "A second one.\n\n"}
     assert all(unit != next_unit for unit, next_unit in itertools.pairwise(units))
     assert load_task("niah_multikey_1", TaskSettings(TOKENIZER, haystack=book)).sample(2000, 0).needles

@@ -98,8 +98,7 @@ def test_gold_paragraphs_occur_at_all_depths():
 
 
 def test_long_documents_repeat_distractors_but_never_gold():
-    task = make_passage_task(RECORDS[:3], "qa_1", SETTINGS)
-    _, _, paragraphs, record = draw_sample(task, 20_000)
+    _, _, paragraphs, record = draw_sample(make_passage_task(RECORDS[:3], "qa_1", SETTINGS), 20_000)
     assert len(paragraphs) > 2 * len(set(paragraphs))
     assert all(paragraphs.count(format_paragraph(paragraph)) == 1 for paragraph in (*record.gold, *record.distractors))
 

@@ -33,8 +33,7 @@ NEEDLE_TASKS = {
 
 
 def make_sample(name, length=LENGTH, index=0, **settings):
-    task = load_task(name, TaskSettings(TOKENIZER, **settings))
-    sample = task.sample(length, index)
+    sample = load_task(name, TaskSettings(TOKENIZER, **settings)).sample(length, index)
     return sample, "".join(sample.text())
 
 

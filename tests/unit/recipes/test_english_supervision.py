@@ -127,8 +127,7 @@ def test_attention_covers_the_trunk_and_the_own_branch(trees) -> None:
 
 def test_saved_trees_are_equal_after_loading_and_can_be_joined(trees, tmp_path) -> None:
     trees.save(tmp_path / "lessons.npz")
-    loaded_trees = [EncodedTrees.load(tmp_path / "lessons.npz") for _ in range(2)]
-    joined_trees = join_trees(iter(loaded_trees))
+    joined_trees = join_trees(iter([EncodedTrees.load(tmp_path / "lessons.npz") for _ in range(2)]))
     assert (joined_trees.ids_N[: len(trees.ids_N)] == trees.ids_N).all()
     tree_numbers = joined_trees.segments_S4[:, 0].tolist()
     assert all(later - earlier in {0, 1} for earlier, later in pairwise(tree_numbers))

@@ -40,8 +40,7 @@ def test_literature_analysis_writes_a_matrix_and_marks_unsupported_sentences(tmp
         stdout = run_example(server, tmp_path, "literature_analysis", *arguments)
     assert "wrote matrix.csv" in stdout
     assert stdout.count("not quoted: In 1812 all of this was decided by Goethe") == 3
-    markdown = (tmp_path / "review/report.md").read_text()
-    assert "The numbers rose by 12 percent." in markdown
+    assert "The numbers rose by 12 percent." in (tmp_path / "review/report.md").read_text()
 
 
 def test_case_files_prints_contradictions_with_quotes(tmp_path: Path) -> None:

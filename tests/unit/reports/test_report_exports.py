@@ -163,8 +163,7 @@ def test_csv_has_no_cell_that_a_spreadsheet_takes_for_a_formula(attack_report: R
     assert len(rows) == len(ATTACKS) + 1
     for row in rows:
         assert not [cell for cell in row if re.match(r"\s*[=+\-@\t\r\uff1d]", cell)]
-    answer = rows[0].index("answer")
-    assert rows[1][answer] == f"'{ATTACKS[0]}"
+    assert rows[1][rows[0].index("answer")] == f"'{ATTACKS[0]}"
 
 
 @pytest.mark.parametrize("text", ["=1", " =1", "+1", "-1", "@a", "\t=1", "\uff1d1", "%0", "|x"])

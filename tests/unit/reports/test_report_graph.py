@@ -204,8 +204,7 @@ def test_malformed_replies_fall_back_to_the_question_and_the_answers(make_agent,
     result = report(make_agent(ScriptedPolicy(reply)), KEY_QUESTION, write_keys(tmp_path, a="4711"))
     assert result.matrix.questions == ("What is the key of harbor?",)
     assert [sentence.text for sentence in result.sentences] == ["4711"]
-    kinds = {event.kind for event in result.events}
-    assert {EventKind.NOT_PLANNED, EventKind.MALFORMED} <= kinds
+    assert {EventKind.NOT_PLANNED, EventKind.MALFORMED} <= {event.kind for event in result.events}
 
 
 def test_wrong_quotes_of_a_sentence_are_replaced_by_supporting_quotes_of_its_section(make_agent, tmp_path) -> None:
@@ -218,10 +217,10 @@ def test_wrong_quotes_of_a_sentence_are_replaced_by_supporting_quotes_of_its_sec
 
     paths = write_keys(tmp_path, a="4711", b="12")
     agent = make_agent(ScriptedPolicy(reply), budget=Budget(context_window=30_000, answer_tokens=9_000))
-    result = report(agent, "Keys?", paths, questions=[KEY_QUESTION])
-    first, second, third = result.sentences
+    first, second, third = report(agent, "Keys?", paths, questions=[KEY_QUESTION]).sentences
     assert [first.text, second.text] == ["The key of harbor is 12.", "The key of harbor is 4711."]
     assert first.is_quoted
+    assert report_writing.parse_section("So. [q1000000007, q3]", load_prompts()).value == [("So.", [3])]
     assert first.chosen_by_code
     assert {position.document for position in second.quotes} == {0}
     assert [problem.kind for problem in third.problems] == [ProblemKind.NUMBER]

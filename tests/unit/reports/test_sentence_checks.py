@@ -88,8 +88,7 @@ def test_sentence_may_only_name_its_own_document() -> None:
 
 
 def test_first_word_is_not_a_name_if_documents_have_it_in_lower_case() -> None:
-    sentence = "Cable was bought by Alpha Corp, thirty km of it."
-    assert find_problem_kinds(sentence) == set()
+    assert find_problem_kinds("Cable was bought by Alpha Corp, thirty km of it.") == set()
     unknown_word_sentence = "Wire was bought by Alpha Corp, thirty km of it."
     assert find_problem_kinds(unknown_word_sentence) == {ProblemKind.NAME}
     assert find_problem_kinds(unknown_word_sentence, common_words={"wire"}) == set()

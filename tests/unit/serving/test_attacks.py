@@ -129,11 +129,9 @@ def test_foreign_origin_is_refused_without_cors_headers(server: Server, origin: 
 
 def test_local_and_configured_origins_are_allowed(upstream: FakeServer, tmp_path: Path) -> None:
     with serve(upstream.base_url, tmp_path, origins=("https://chat.example",)) as server:
-        local_reply = httpx2.get(f"{server.api}/models", headers={"Origin": f"http://localhost:{server.port}"})
-        assert local_reply.status_code == 200
-        assert "access-control-allow-origin" not in local_reply.headers
-        configured_reply = httpx2.get(f"{server.api}/models", headers={"Origin": "https://chat.example"})
-        assert configured_reply.headers["access-control-allow-origin"] == "https://chat.example"
+        for origin, cors_origin in ((f"http://localhost:{server.port}", None), ("https://chat.example",) * 2):
+            reply = httpx2.get(f"{server.api}/models", headers={"Origin": origin})
+            assert (reply.status_code, reply.headers.get("access-control-allow-origin")) == (200, cors_origin)
         assert httpx2.get(f"{server.api}/models", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
@@ -171,9 +169,7 @@ def test_line_breaks_in_names_reach_no_header_or_log(server: Server, caplog: pyt
     assert reply.status_code == 404
     assert "x-evil" not in reply.headers
     file = upload(server, "a\r\nX-Evil: 1\x1b[31m.txt", b"text").json()
-    assert "\r" not in file["filename"]
-    assert "\x1b" not in file["filename"]
-    assert "\n" not in file["filename"]
+    assert not set("\r\n\x1b") & set(file["filename"])
     content = httpx2.get(f"{server.api}/files/{file['id']}/content", headers=ALICE_HEADERS)
     assert content.content == b"text"
     assert content.headers["content-type"] == "application/octet-stream", "a browser must not run what was uploaded"
@@ -304,9 +300,11 @@ def test_policy_reply_of_another_content_type_is_not_relayed(
     assert not re.search("the-server's-own-key|corp", reply.text)
 
 
-@pytest.mark.parametrize("text", ["/srv/My Documents/a b/x.txt", "unix:///run/x.sock", r"C:\a b\x", "('fd00::5', 80)"])
+@pytest.mark.parametrize("text", ["/srv/My Documents/a b/x.txt", "unix:///run/x.sock", r"C:\a b\x", "('fd00::5', 80)",
+                                  "10.0.0.5", "8.8.8.8:80"])  # fmt: skip
 def test_paths_and_addresses_in_errors_are_hidden(text: str) -> None:
-    kept = "See https://platform.openai.com/api-keys. Version 1.2.3.4.5 or 1.2.3.400."
+    kept = "See https://platform.openai.com/api-keys. Version 1.2.3.4.5 or 1.2.3.400. Send it to /v1/responses. "
+    kept += "/messages/0/content: How to host parties.pdf, Plan 12.11.20.26 b.txt, 10.11.20.26.docx."
     message = to_api_error(PolicyUnreachableError(f"Connect call failed {text}. It is gone", hint=kept)).message
     assert message == f"Connect call failed [hidden]. It is gone. {kept}"
 
@@ -341,12 +339,16 @@ def test_connection_without_a_complete_head_is_closed(server: Server, monkeypatc
             assert connection.recv(100) == b""
 
 
-def test_connection_that_takes_no_reply_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_http, "SEND_SECONDS", 0.2)
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_connection_that_takes_no_reply_is_closed(server: Server, monkeypatch: Any, is_paused: bool) -> None:
+    for name in ("SEND_SECONDS", "HEADER_SECONDS", "_IDLE_SECONDS"):
+        monkeypatch.setattr(bounded_http, name, 0.1)
+    if not is_paused:  # as if the server could write all of it at once
+        monkeypatch.setattr(bounded_http.BoundedProtocol, "pause_writing", lambda protocol: None)
     file_id = upload(server, "a.txt", b"x" * (MEGABYTE // 2), BOB_HEADERS).json()["id"]
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(make_request_head(f"GET /v1/files/{file_id}/content HTTP/1.1", BOB_HEADER) * 40)
-        time.sleep(1)
+        time.sleep(2)
         received_bytes = sum(len(data) for data in iter(lambda: connection.recv(MEGABYTE), b""))
     assert received_bytes < 20 * MEGABYTE
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,8 +206,7 @@ def test_long_message_is_read_and_its_question_is_answered(client: openai.OpenAI
 
 def test_question_with_tags_is_escaped_and_shortened_to_fit(client: openai.OpenAI, upstream: FakeServer) -> None:
     question = "Why does <section> stand in the <memory> of a </problem> here? " * 12 + QUESTION
-    reply = ask(client, make_user(f"{LONG_TEXT}\n\n{question}"))
-    assert reply.choices[0].finish_reason == "stop"
+    assert ask(client, make_user(f"{LONG_TEXT}\n\n{question}")).choices[0].finish_reason == "stop"
     problem = extract(upstream.requests[-1]["messages"][-1]["content"], "problem")
     assert QUESTION in problem
     assert "<\\section>" in problem
@@ -216,8 +216,7 @@ def test_answer_cites_its_source_passage(client: openai.OpenAI) -> None:
     reply = ask(client, make_user(LONG_TEXT), make_user(QUESTION))
     (citation, *_) = reply.choices[0].message.annotations
     assert citation.type == "url_citation"
-    char_range = citation.url_citation.url.partition("#char=")[2]
-    start, end = map(int, char_range.split(","))
+    start, end = map(int, citation.url_citation.url.partition("#char=")[2].split(","))
     assert "harbor" in LONG_TEXT[start:end]
     assert citation.url_citation.quote == LONG_TEXT[start:end]
     assert citation.url_citation.end_index == len("4711")
@@ -275,7 +274,7 @@ def test_long_tool_result_is_replaced_by_its_answer_and_relayed_with_tools(
     assert "the result of fetch: too long to show" in tool_content
     assert "Answer: 4711" in tool_content
     assert len(tool_content) < 1000
-    assert reply.choices[0].message.content.startswith("said:")
+    assert re.fullmatch("(?s)said:.*\ufffd", reply.choices[0].message.content), "half a pair could not be sent back"
     assert reply.usage.prompt_tokens > sum(len(str(message["content"]).split()) for message in last_request["messages"])
     assert reply.memagent["calls"] == len(upstream.requests) - 1
     assert [body["temperature"] for body in upstream.requests] == [0.5] * len(upstream.requests)
@@ -358,24 +357,17 @@ def test_old_messages_are_read_and_recent_ones_are_relayed(client: openai.OpenAI
     assert messages[2:-1] == history[-len(messages[2:-1]) :], "recent messages are as they were"
 
 
-def test_uploaded_file_is_read(client: openai.OpenAI) -> None:
+def test_uploaded_files_and_inline_text_files_are_read(client: openai.OpenAI) -> None:
     file = client.files.create(file=("report.html", f"<p>{LONG_TEXT}</p>".encode()), purpose="user_data")
-    file_part = {"type": "file", "file": {"file_id": file.id}}
-    reply = ask(client, make_user([file_part, {"type": "text", "text": QUESTION}]))
-    assert reply.choices[0].message.content == "4711"
-    assert reply.memagent["read"] == ["report.html"]
+    data = f"data:text/plain;base64,{b64encode(LONG_TEXT.encode()).decode()}"
+    inline_file = {"filename": "../../etc/notes.txt", "file_data": data}
+    for file_fields, name in (({"file_id": file.id}, "report.html"), (inline_file, "notes.txt")):
+        reply = ask(client, make_user([{"type": "file", "file": file_fields}, {"type": "text", "text": QUESTION}]))
+        assert (reply.choices[0].message.content, reply.memagent["read"]) == ("4711", [name])
     assert client.files.retrieve(file.id) == file
     assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError, match="no file"):
         client.files.retrieve(file.id)
-
-
-def test_inline_text_file_is_read_without_a_converter(client: openai.OpenAI) -> None:
-    data = f"data:text/plain;base64,{b64encode(LONG_TEXT.encode()).decode()}"
-    file_part = {"type": "file", "file": {"filename": "../../etc/notes.txt", "file_data": data}}
-    reply = ask(client, make_user([file_part, {"type": "text", "text": QUESTION}]))
-    assert reply.choices[0].message.content == "4711"
-    assert reply.memagent["read"] == ["notes.txt"]
 
 
 # Errors
@@ -394,6 +386,7 @@ def test_inline_text_file_is_read_without_a_converter(client: openai.OpenAI) -> 
         ({"messages": [make_user([{"type": "file", "file": {"file_id": "file-../../secret"}}])]}, 404, "no file"),
         ({"messages": [make_user([{"type": "file", "file": {}}])]}, 400, "neither file_id nor file_data"),
         ({"messages": [make_user(["a"] * 50_000)] * 3}, 400, "at most 100,000 parts"),
+        ({"messages": [make_user("a")] * 100_001}, 400, "at most 100,000 messages are allowed, got 100,001"),
         ({"messages": [make_user([{"type": "file", "file": {"file_data": "data:x;base64,?"}}])]}, 400, "base64"),
         ({"messages": [make_user([{"type": "file", "file": {"file_data": "JVBERi0xLjQK", "filename": "a.pdf"}}])]}, 400,
          "cannot be opened"),
@@ -409,6 +402,7 @@ def test_unsupported_options_are_errors_of_the_api(
     error = reply.json()["error"]
     assert message in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == "messages" or not re.search("array|at most", message)
     assert upstream.requests == []
 
 
@@ -477,7 +471,9 @@ def test_health_is_ok_and_metrics_count_requests(server: Server, client: openai.
 
 
 def test_in_process_policy_answers_short_and_long_requests(tmp_path: Path) -> None:
-    policy = ScriptedPolicy(lambda prompt: read_perfectly(prompt) if "<problem>" in prompt else f"said: {prompt[-5:]}")
+    policy = ScriptedPolicy(
+        lambda prompt: (read_perfectly(prompt) if "<problem>" in prompt else prompt[-5:] + "}").replace("}", "\ud83d}")
+    )
     with (
         serve(None, tmp_path, policy=policy) as server,
         openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client,
@@ -487,16 +483,18 @@ def test_in_process_policy_answers_short_and_long_requests(tmp_path: Path) -> No
         assert client.models.retrieve(model).id == model
         create = client.chat.completions.create
         short_messages: list[Any] = [make_user("hello")]
-        assert create(model=model, messages=short_messages).choices[0].message.content == "said: hello"
+        assert create(model=model, messages=short_messages).choices[0].message.content == "hello\ufffd}"
         chunks = list(create(model=model, messages=short_messages, stream=True, stream_options={"include_usage": True}))
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "said: hello"
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "hello\ufffd}"
         assert chunks[-1].usage is not None
         long_messages: list[Any] = [make_user(LONG_TEXT), make_user(QUESTION)]
-        assert create(model=model, messages=long_messages).choices[0].message.content == "4711"
+        assert create(model=model, messages=long_messages).choices[0].message.content == "4711\ufffd"
         history: list[Any] = [make_user(f"note {number} " + "word " * 30) for number in range(60)]
         history[7] = make_user("The key of harbor is 4711.")
         history_chunks = create(model=model, messages=[*history, make_user(QUESTION)], stream=True)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in history_chunks if chunk.choices) == "4711"
+        assert (
+            "".join(chunk.choices[0].delta.content or "" for chunk in history_chunks if chunk.choices) == "4711\ufffd"
+        )
         for messages in (short_messages, long_messages):
             with pytest.raises(openai.BadRequestError, match="does not know tools"):
                 create(model=model, messages=messages, tools=[{"type": "function", "function": {"name": "f"}}])

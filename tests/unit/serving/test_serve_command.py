@@ -73,16 +73,11 @@ def test_commands_in_the_docs_and_the_container_file_start_the_server(serve_call
     assert serve_calls[0].server_name == ["memagent", "localhost"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"host": "0.0.0.0"}, "there are no keys"),
-        ({"host": "192.168.1.7"}, "there are no keys"),
-        ({"host": "0.0.0.0", "without_keys": True}, "server_name"),
-        ({"host": "::", "without_keys": True}, "server_name"),
-        ({"host": "0.0.0.0", "server_name": ["me"]}, "there are no keys"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"host": "0.0.0.0"}, "there are no keys"), ({"host": "192.168.1.7"}, "there are no keys"),
+    ({"host": "0.0.0.0", "without_keys": True}, "server_name"), ({"host": "::", "without_keys": True}, "server_name"),
+    ({"host": "0.0.0.0", "server_name": ["me"]}, "there are no keys"),
+])  # fmt: skip
 def test_public_address_without_keys_and_names_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MemAgentError, match=message):
         Serve(**options).make_serve_settings()
@@ -104,18 +99,10 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: 
     assert KEY not in repr(vars(keys)), "keys are kept as digests"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'alice = "short"',
-        f'"../x" = "{KEY}"',
-        f'alice = "{KEY}"\nbob = "{KEY}"',
-        f'[alice]\nkey = "{KEY}"\nmax_tokens = -1',
-        f'[alice]\nkey = "{KEY}"\nadmin = true',
-        "alice = 3",
-        "alice",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    'alice = "short"', f'"../x" = "{KEY}"', f'alice = "{KEY}"\nbob = "{KEY}"', "alice = 3", "alice",
+    f'[alice]\nkey = "{KEY}"\nmax_tokens = -1', f'[alice]\nkey = "{KEY}"\nadmin = true',
+])  # fmt: skip
 def test_invalid_keys_file_is_refused_without_showing_keys(tmp_path: Path, text: str) -> None:
     keys_path = tmp_path / "keys.toml"
     keys_path.write_text(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.converters import Block
+from memagent_graph.documents import Document, DocumentRef, DocumentStore, SourceMark
 from memagent_serve import uploads
 from memagent_serve.api_errors import APIError
 from memagent_serve.keys import LOCAL, Owner
@@ -72,8 +74,10 @@ def test_concurrent_uploads_stay_within_both_quotas(tmp_path: Path) -> None:
 async def test_texts_count_for_their_key_and_the_oldest_unused_are_removed(tmp_path: Path) -> None:
     in_use: list[str] = []
     files = make_uploads(tmp_path, quota=50, total_quota=70, texts_in_use=lambda: in_use)
-    first, second, third = [await files.add_text(ALICE, Document.from_text(letter * 20, letter)) for letter in "abc"]
+    blocks = [Block(letter * 20, "page 1") for letter in "abc"]
+    first, second, third = [await files.add_text(ALICE, Document("a", "text/plain", (block,))) for block in blocks]
     assert list_text_keys(files, ALICE) == {second["key"], third["key"]} != {first["key"]}
+    assert files.store.sections(second) == [SourceMark(0, "page 1")], "the first text had the same label"
     in_use += [second["key"], third["key"]]
     with pytest.raises(APIError, match="exceed their limit") as error:
         await files.add_text(ALICE, Document.from_text("d" * 20, "d"))
@@ -88,16 +92,27 @@ async def test_texts_count_for_their_key_and_the_oldest_unused_are_removed(tmp_p
     assert count_files(tmp_path / "documents" / "texts") == 2, "alice's; one of them is no longer bob's too"
 
 
+@pytest.mark.parametrize("is_at_once", [True, False])
 @pytest.mark.parametrize("operator_is_first", [True, False])
-async def test_texts_that_the_operator_stored_too_are_kept(tmp_path: Path, operator_is_first: bool) -> None:
-    files, text = make_uploads(tmp_path, quota=50), Document.from_bytes(b"<h1>A</h1>a", name="a.html")
+async def test_texts_that_the_operator_stored_too_are_kept(
+    tmp_path: Path, monkeypatch, operator_is_first: bool, is_at_once: bool
+) -> None:
+    files, text, utime = make_uploads(tmp_path, quota=50), Document.from_bytes(b"<h1>A</h1>a", name="a.html"), os.utime
     operator_store = DocumentStore(tmp_path / "documents")
-    if operator_is_first:
-        operator_store.add(text)
-    for _ in range(2):
-        own_text = await files.add_text(ALICE, text)
-    if not operator_is_first:
-        operator_store.add(text)
+    stores = [operator_store, files.store] if operator_is_first else [files.store, operator_store]
+
+    def mark_while_the_other_stores(*values: Any) -> None:
+        try:
+            utime(*values)
+        finally:
+            if stores:
+                stores.pop().add(text)
+
+    if is_at_once:
+        monkeypatch.setattr(os, "utime", mark_while_the_other_stores)
+    while stores:
+        stores.pop(0).add(text)
+    own_text = await files.add_text(ALICE, text)
     for letter in "bc":
         client_text = await files.add_text(ALICE, Document.from_text(letter * 40, letter))
     assert list_text_keys(files, ALICE) == {client_text["key"]}

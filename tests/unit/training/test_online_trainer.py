@@ -131,8 +131,7 @@ def test_ratios_compare_with_the_initial_weights_of_the_iteration(world, trainin
                 conversation = rollouts[run_id].conversations_K[index]
                 expected = dapo.forward(model, conversation, 1.0)[0]
             assert torch.allclose(logprobs, expected, atol=1e-5)
-    logs = read_logs(training.trainer)
-    ratios = [entry["ratio/mean"] for entry in logs]
+    ratios = [entry["ratio/mean"] for entry in read_logs(training.trainer)]
     assert ratios[::3] == pytest.approx([1.0] * ITERATIONS, abs=1e-5)
     assert all(abs(ratio - 1) > 1e-5 for ratio in ratios[1::3])
 

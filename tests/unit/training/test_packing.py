@@ -101,8 +101,7 @@ def test_every_layout_equals_scoring_rows_separately(family: str, layout: str) -
     architecture, options = FAMILIES[family]
     model = make_model(architecture, **options)
     expected, _ = score_rows_separately(model, ROWS)
-    batch = lay_out(ROWS, layout, pad_id=0)
-    scores = score_completions(model, batch)
+    scores = score_completions(model, lay_out(ROWS, layout, pad_id=0))
     for row, logprobs_T in zip(ROWS, scores.logprobs_BT, strict=True):
         assert not logprobs_T[len(row.completion_ids_T) :].any()
     torch.testing.assert_close(scores.logprobs_BT, expected, rtol=0, atol=1e-12)

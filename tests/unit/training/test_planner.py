@@ -132,8 +132,7 @@ class TestRanks:
 
     @pytest.mark.parametrize(("layout", "critical_tokens"), [*zip(LAYOUTS, [148, 152, 168], strict=True)])
     def test_ranks_stay_within_the_budget_with_one_long_row_and_many_short_ones(self, layout, critical_tokens):
-        rows = make_rows(100, *[4] * 25)
-        plan = plan_step(rows, ranks=2, token_budget=100, layout=layout)
+        plan = plan_step(make_rows(100, *[4] * 25), ranks=2, token_budget=100, layout=layout)
         assert max(batch.tokens for rank in plan.micro_batches for batch in rank) == 100
         assert plan.critical_tokens == critical_tokens, "micro-batches with too many rows are halved"
 

@@ -578,8 +578,7 @@ def test_own_server_in_bfloat16_has_a_larger_tolerance(base, tmp_path) -> None:
 
 
 def test_maximum_lora_rank_is_rounded_up_and_checked(base, tmp_path) -> None:
-    server = VLLMServer(base, log_file=tmp_path / "log")
-    assert "--enable-lora" not in server._build_arguments()
+    assert "--enable-lora" not in VLLMServer(base, log_file=tmp_path / "log")._build_arguments()
     arguments = VLLMServer(base, log_file=tmp_path / "log", max_lora_rank=9)._build_arguments()
     assert arguments[arguments.index("--max-lora-rank") + 1] == "16"
     for rank in (0, 1000):

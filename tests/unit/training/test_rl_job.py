@@ -145,8 +145,7 @@ def test_groups_of_an_iteration_are_split_into_steps_with_one_checkpoint(
 
 def test_processes_wait_a_day_for_the_collecting_one(tmp_path: Path) -> None:
     """The default of torch is half an hour."""
-    config = prepare(make_job(tmp_path)).config
-    assert config.ddp_timeout == 24 * 3600
+    assert prepare(make_job(tmp_path)).config.ddp_timeout == 24 * 3600
     assert prepare(make_job(tmp_path, **make_settings(ddp_timeout=60))).config.ddp_timeout == 60
 
 

@@ -328,8 +328,7 @@ def test_user_reward_must_be_a_function_of_a_run(name, message, tmp_path, monkey
 def test_loss_uses_the_temperature_of_the_runs(make_job, change_log) -> None:
     log_path = change_log(sampling={"temperature": 0.7, "top_p": 1.0})
     settings = {"importance_cap": None}
-    prepared = prepare(make_job(log_path, settings=settings))
-    assert prepared.config.temperature == 0.7
+    assert prepare(make_job(log_path, settings=settings)).config.temperature == 0.7
     assert "temperature of 0.7" in get_refusal(make_job(log_path, settings={"temperature": 1.0, **settings}))
 
 
