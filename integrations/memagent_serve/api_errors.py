@@ -39,12 +39,15 @@ _PUBLIC_PAGE: Final = (
 """Pages that errors of model servers refer to. The address of a model server may have a public name, too."""
 _BYTE: Final = r"(?:25[0-5]|2[0-4]\d|[01]?\d?\d)"
 _IP_ADDRESS: Final = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
-_PRIVATE_NETWORK: Final = r"(?:10|127|169\.254|172\.(?:1[6-9]|2\d|3[01])|192\.168)\."
+_PRIVATE_NETWORK: Final = (
+    r"(?:10|100\.(?:6[4-9]|[7-9]\d|1[01]\d|12[0-7])|127|169\.254|172\.(?:1[6-9]|2\d|3[01])|192\.168)\."
+)
 _PRIVATE_TEXT: Final = re.compile(
     rf"\b(?!{_PUBLIC_PAGE})[A-Za-z][\w+.-]{{0,20}}://[^\s,;)'\"<>]+(?<![:.])"
     rf"|\b(?<!\d\.){_IP_ADDRESS}:\d+|(?<=['\"]){_IP_ADDRESS}(?=['\"])"
     rf"|\b(?<!\d\.)(?<!version )(?={_PRIVATE_NETWORK}){_IP_ADDRESS}\b(?!\.\w)"
-    r"|(?<=connect to host )\S+|(?<=call failed )\([^()]*\)|(?<=not valid for )'[^']*'"
+    rf"|(?<=nection to ){_IP_ADDRESS}\b|(?<=connect to host |necting to host |nection to host )\S+(?<!\.)"
+    r"|(?<=call failed )\([^()]*\)|(?<=not valid for )'[^']*'"
     r"|(?:(?<![\w./<])/(?!(?:v1|messages)/)|\b[A-Za-z]:\\|\\\\)"
     r"(?:(?:[^\s/\\:'\",;]+(?<!\.) ){0,3}[^\s/\\:'\",]+[/\\])+[^\s/\\:'\",<]*(?<!\.)"
 )

@@ -367,7 +367,7 @@ class ChatCompletions:
                 if not values["choices"] and not long_request.options.wants_usage:
                     return None
                 values["usage"] = sum_usage(result.usage, values["usage"])
-            return json.dumps(values)
+            return json.dumps(values)  # also half of a surrogate pair, as the next event may have the other half
 
 
 async def cancel_on_disconnect(request: Request, reply: Awaitable[T]) -> T:

@@ -110,7 +110,7 @@ def _write_parts(parts: Parts, out: IO[bytes], max_text_bytes: int) -> None:
             written_bytes += len(data)
             if written_bytes > max_text_bytes:
                 raise ConversionError(kind="text")
-            headings = part.headings and [heading[:MAX_HEADING_CHARACTERS] for heading in part.headings[:MAX_HEADINGS]]
+            headings = [str(heading)[:MAX_HEADING_CHARACTERS] for heading in (part.headings or ())[:MAX_HEADINGS]]
             label = None if part.label is None else str(part.label)[:MAX_LABEL_CHARACTERS]
             label_and_headings = [None, None] if start else [label, headings]
             out.write(json.dumps([*label_and_headings, len(data)]).encode() + b"\n")

@@ -72,7 +72,7 @@ def decline(source):
     return None
 
 def describe(source):
-    return Block("# All of " + source.kind, 0), Omission("scans", 2)
+    return Block("# All of " + source.kind, 0, (1,)), Omission("scans", 2)
 
 def fail(source):
     raise OSError("no scanner")
