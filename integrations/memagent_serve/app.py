@@ -69,7 +69,7 @@ class ServerResources:
             self.reader.store,
             quota=settings.storage,
             total_quota=settings.total_storage,
-            texts_in_use=self.manager.list_document_keys,
+            texts_in_use=self.manager.list_documents,
         )
         self.request_quota = BodyQuota(settings.request_memory, max(settings.max_body, settings.request_memory // 2))
         self.upload_quota = BodyQuota(settings.total_storage, settings.storage + _FORM_BYTES)

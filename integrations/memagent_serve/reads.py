@@ -206,9 +206,9 @@ class ReadManager:
         read = self._reads.get(run_id)
         return read if read is not None and read.read_request.owner.name == owner.name else None
 
-    def list_document_keys(self) -> set[str]:
-        """Return the keys of the documents of waiting and running reads."""
-        return {read.read_request.document["key"] for read in list(self._reads.values())}
+    def list_documents(self) -> list[DocumentRef]:
+        """Return the documents of waiting and running reads."""
+        return [read.read_request.document for read in list(self._reads.values())]
 
     def __len__(self) -> int:
         """Return the number of waiting and running reads."""

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, astuple, dataclass, field
@@ -34,7 +34,7 @@ _OWNER_CONDITION: Final = "WHERE coalesce(?1 = owner, 1)"
 _TEXTS_OF_ANY_OWNER: Final = (
     "WITH RECURSIVE owners(name) AS (SELECT min(owner) FROM texts UNION ALL "
     "SELECT (SELECT min(owner) FROM texts WHERE owner > name) FROM owners WHERE name NOT NULL) "
-    "SELECT 1 FROM texts WHERE owner IN owners AND key = ?"
+    "SELECT 1 FROM texts WHERE owner IN owners AND key BETWEEN ? AND ? LIMIT 1"
 )
 """Uses the primary key, which begins with the owner: one search for each owner, and no walk through all texts."""
 
@@ -68,8 +68,8 @@ class Uploads:
     """The maximum bytes of one key's files and texts together, unless the key has its own limit."""
     total_quota: int = field(kw_only=True)
     """The maximum bytes of all keys together."""
-    texts_in_use: Callable[[], Collection[str]] = tuple
-    """Returns the keys of the documents that are being read."""
+    texts_in_use: Callable[[], Iterable[DocumentRef]] = tuple
+    """Returns the documents that are being read."""
 
     def __post_init__(self) -> None:
         self.store = self.store.for_temporary_texts()
@@ -157,12 +157,13 @@ class Uploads:
         with self.ledger.lock:
             if replaces_held and (held_keys := _keys_of_request.get()) is not None:
                 held_keys.clear()
-            values = (owner.name, ref["key"], ref["size"], time.time(), json.dumps(ref), file_id)
+            key = _make_key(ref)
+            values = (owner.name, key, self.store.count_bytes(ref), time.time(), json.dumps(ref), file_id)
             self.ledger.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", values)
             try:
-                self._free_space(owner, 0, ref["key"])
+                self._free_space(owner, 0, key)
             except APIError:
-                self._remove_text(owner.name, ref)
+                self._remove_text(owner.name, key, ref)
                 raise
             _hold_text(ref)
 
@@ -179,7 +180,7 @@ class Uploads:
             _keys_of_request.reset(token)
 
     def _list_keys_in_use(self) -> set[str]:
-        return {*self.texts_in_use(), *itertools.chain(*list(self._held_keys.values()))}
+        return {*map(_make_key, self.texts_in_use()), *itertools.chain(*list(self._held_keys.values()))}
 
     def _free_space(self, owner: Owner, additional_bytes: int, *needed_keys: str) -> None:
         """Remove the oldest texts that no read uses until `additional_bytes` bytes fit."""
@@ -191,7 +192,7 @@ class Uploads:
                 while excess_bytes > 0 or excess_entries > 0:
                     if (row := next(removable_texts, None)) is None:
                         raise _make_quota_error(quota_owner)
-                    self._remove_text(row["owner"], json.loads(row["ref"]))
+                    self._remove_text(row["owner"], row["key"], json.loads(row["ref"]))
                     excess_bytes, excess_entries = excess_bytes - row["bytes"], excess_entries - 1
 
     def _iter_removable_texts(self, owner: Owner | None, keys_in_use: Collection[str]) -> Iterator[Any]:
@@ -200,11 +201,16 @@ class Uploads:
         rows = self.ledger.execute(query, (owner and owner.name,))
         yield from (row for row in rows if row["key"] not in keys_in_use)
 
-    def _remove_text(self, owner: str, ref: DocumentRef) -> None:
-        self.ledger.execute("DELETE FROM texts WHERE owner = ? AND key = ?", (owner, ref["key"]))
-        other_rows = self.ledger.execute(_TEXTS_OF_ANY_OWNER, (ref["key"],))
-        if not other_rows and ref["key"] not in self._list_keys_in_use():
-            self.store.remove(ref)
+    def _remove_text(self, owner: str, key: str, ref: DocumentRef) -> None:
+        self.ledger.execute("DELETE FROM texts WHERE owner = ? AND key = ?", (owner, key))
+        if not self._is_needed(_make_key(ref), _make_key(ref)):
+            self.store.remove(ref, keeps_text=self._is_needed(ref["key"], ref["key"] + "~"))
+
+    def _is_needed(self, first_key: str, last_key: str) -> bool:
+        """Return whether an owner or a read has a text with a key from `first_key` to `last_key`."""
+        return bool(self.ledger.execute(_TEXTS_OF_ANY_OWNER, (first_key, last_key))) or any(
+            first_key <= key <= last_key for key in self._list_keys_in_use()
+        )
 
     def _compute_excess(self, owner: Owner | None, additional_bytes: int) -> tuple[int, int]:
         """Return by how many bytes and entries the quota of a key, or of all keys if `owner` is None, is exceeded."""
@@ -246,9 +252,14 @@ class Uploads:
         return [UploadedFile(**row) for row in rows]
 
 
+def _make_key(ref: DocumentRef) -> str:
+    """Return the key of a text with its labels. The same text with other labels counts again; it has its own files."""
+    return " ".join(filter(None, (ref["key"], ref.get("sections"), ref.get("headings"))))
+
+
 def _hold_text(ref: DocumentRef) -> None:
     if (keys := _keys_of_request.get()) is not None:
-        keys.add(ref["key"])
+        keys.add(_make_key(ref))
 
 
 def _make_quota_error(owner: Owner | None) -> APIError:

@@ -212,14 +212,28 @@ class DocumentStore:
         """Return whether the text of a reference is in this store."""
         return self._get_text_path(ref).exists()
 
-    def remove(self, ref: DocumentRef) -> None:
-        """Delete a document's text. Other references to the same text lose it, too. See also `for_temporary_texts`."""
-        text_path, names = self._get_text_path(ref), filter(None, (ref.get("sections"), ref.get("headings")))
+    def count_bytes(self, ref: DocumentRef) -> int:
+        """Return the size of a document in the store, with its sections and headings."""
+        return sum(path.stat().st_size for path in self._list_paths(ref) if path.exists())
+
+    def remove(self, ref: DocumentRef, *, keeps_text: bool = False) -> None:
+        """Delete a document's text, sections and headings. Other references to them lose them, too.
+
+        Args:
+            ref: the document.
+            keeps_text: whether to delete only sections and headings. See also `for_temporary_texts`.
+        """
+        paths = self._list_paths(ref)
         with self._translate_disk_errors():
-            if self._is_temporary and text_path.exists() and text_path.stat().st_mtime != 0:
-                return
-            for path in (text_path, *(self._sections / f"{name}.json" for name in names)):
+            if keeps_text or (self._is_temporary and paths[0].exists() and paths[0].stat().st_mtime != 0):
+                del paths[0]
+            for path in paths:
                 path.unlink(missing_ok=True)
+
+    def _list_paths(self, ref: DocumentRef) -> list[Path]:
+        """Return the path of a document's text, and then those of its sections and headings."""
+        names = filter(None, (ref.get("sections"), ref.get("headings")))
+        return [self._get_text_path(ref), *(self._sections / f"{name}.json" for name in names)]
 
     def _keep_text(self, path: Path) -> bool:
         """Return whether a text is stored. It is no longer temporary, unless this store's texts are."""
@@ -315,18 +329,20 @@ class DocumentStore:
                 else "Check that it is the document you meant.",
             )
         ref = DocumentRef(key=f"sha256:{digest.hexdigest()}", name=name, size=file.tell(), media_type=media_type)
+        section_data, heading_data = _encode_json(sections.values), _encode_json(headings.values)
+        # A temporary text has files of its own for each list of labels, as they are removed with it.
+        salt = hashlib.sha256(digest.digest() + section_data + heading_data).digest() if self._is_temporary else b""
         if sections.values:
-            ref["sections"] = self._store_marks(sections, ref["key"])
+            ref["sections"] = self._store_marks(section_data, salt)
         if headings.values:
-            ref["headings"] = self._store_marks(headings, ref["key"])
+            ref["headings"] = self._store_marks(heading_data, salt)
         if stored_omissions:
             ref["omissions"] = stored_omissions
         return ref
 
-    def _store_marks(self, marks: _Marks, text_key: str) -> str:
-        """Store marks in a file, and return its name. A temporary text has a file of its own, as it may be removed."""
-        data = _encode_json(marks.values)
-        name = hashlib.sha256(data + (text_key.encode() if self._is_temporary else b"")).hexdigest()
+    def _store_marks(self, data: bytes, salt: bytes) -> str:
+        """Store marks in a file, and return its name."""
+        name = hashlib.sha256(data + salt).hexdigest()
         write_atomically(self._sections / f"{name}.json", data)
         return name
 

@@ -31,7 +31,7 @@ def make_uploads(folder: Path, *, quota: int = 10_000, total_quota: int = 100_00
 
 
 def list_text_keys(files: Uploads, owner: Owner) -> set[str]:
-    return {row["key"] for row in files.ledger.execute("SELECT key FROM texts WHERE owner = ?", (owner.name,))}
+    return {row["key"][:71] for row in files.ledger.execute("SELECT key FROM texts WHERE owner = ?", (owner.name,))}
 
 
 def count_files(folder: Path) -> int:
@@ -72,13 +72,13 @@ def test_concurrent_uploads_stay_within_both_quotas(tmp_path: Path) -> None:
 
 
 async def test_texts_count_for_their_key_and_the_oldest_unused_are_removed(tmp_path: Path) -> None:
-    in_use: list[str] = []
-    files = make_uploads(tmp_path, quota=50, total_quota=70, texts_in_use=lambda: in_use)
+    in_use: list[DocumentRef] = []
+    files = make_uploads(tmp_path, quota=70, total_quota=110, texts_in_use=lambda: in_use)
     blocks = [Block(letter * 20, "page 1") for letter in "abc"]
     first, second, third = [await files.add_text(ALICE, Document("a", "text/plain", (block,))) for block in blocks]
     assert list_text_keys(files, ALICE) == {second["key"], third["key"]} != {first["key"]}
     assert files.store.sections(second) == [SourceMark(0, "page 1")], "the first text had the same label"
-    in_use += [second["key"], third["key"]]
+    in_use += [second, third]
     with pytest.raises(APIError, match="exceed their limit") as error:
         await files.add_text(ALICE, Document.from_text("d" * 20, "d"))
     assert (error.value.status, error.value.headers) == (413, None), "a retry would not help"
@@ -87,9 +87,26 @@ async def test_texts_count_for_their_key_and_the_oldest_unused_are_removed(tmp_p
         files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x" * 20))
     shared_text = await files.add_text(BOB, Document.from_text("b" * 20, "the same text"))
     in_use.clear()
-    await files.add_text(BOB, Document.from_text("e" * 40, "e"))
+    await files.add_text(BOB, Document.from_text("e" * 60, "e"))
     assert shared_text["key"] not in list_text_keys(files, BOB)
-    assert count_files(tmp_path / "documents" / "texts") == 2, "alice's; one of them is no longer bob's too"
+    assert count_files(tmp_path / "documents") == 3, "bob's, and alice's with its labels; one is no longer bob's too"
+
+
+async def test_a_text_counts_again_with_other_labels_which_are_removed_with_it(tmp_path: Path) -> None:
+    in_use: list[DocumentRef] = []
+    files = make_uploads(tmp_path, quota=120, texts_in_use=lambda: in_use)
+
+    async def add_labels(owner: Owner, labels: str) -> list[DocumentRef]:
+        blocks = [Block("a" * 20, letter * 20, ("H",)) for letter in labels]
+        return [await files.add_text(owner, Document("a", "text/plain", (block,))) for block in blocks]
+
+    (bobs_text,) = await add_labels(BOB, "b")
+    in_use += (await add_labels(ALICE, "cdef"))[2:]
+    with pytest.raises(APIError, match="delete some"):
+        await add_labels(ALICE, "g")
+    assert files.store.sections(bobs_text)[0].label == "b" * 20
+    assert files.store.headings(bobs_text)[0].label == "H"
+    assert count_files(tmp_path / "documents") == 7, "the text, and two lists with each of the labels b, e and f"
 
 
 @pytest.mark.parametrize("is_at_once", [True, False])
@@ -117,7 +134,7 @@ async def test_texts_that_the_operator_stored_too_are_kept(
         client_text = await files.add_text(ALICE, Document.from_text(letter * 40, letter))
     assert list_text_keys(files, ALICE) == {client_text["key"]}
     assert (operator_store.has_text(own_text), operator_store.headings(own_text)[0].label) == (True, "A")
-    assert count_files(tmp_path / "documents" / "texts") == 2, "the operator's and the client's newest"
+    assert count_files(tmp_path / "documents") == 3, "the operator's with its labels, and the client's newest"
 
 
 async def test_texts_to_remove_are_listed_once_however_many_they_are(tmp_path: Path, monkeypatch) -> None:
