@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
+from memagent_graph.documents.store import compute_document_id
 from memagent_graph.plain_text import make_one_line
 from memagent_graph.storage.private_files import create_private_file, create_private_folder
 from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
@@ -34,7 +35,7 @@ _OWNER_CONDITION: Final = "WHERE coalesce(?1 = owner, 1)"
 _TEXTS_OF_ANY_OWNER: Final = (
     "WITH RECURSIVE owners(name) AS (SELECT min(owner) FROM texts UNION ALL "
     "SELECT (SELECT min(owner) FROM texts WHERE owner > name) FROM owners WHERE name NOT NULL) "
-    "SELECT 1 FROM texts WHERE owner IN owners AND key BETWEEN ? AND ? LIMIT 1"
+    "SELECT 1 FROM texts WHERE owner IN owners AND key = ? LIMIT 1"
 )
 """Uses the primary key, which begins with the owner: one search for each owner, and no walk through all texts."""
 
@@ -63,7 +64,7 @@ class Uploads:
     ledger: Ledger
     """Contains the lists of files and texts."""
     store: DocumentStore
-    """Contains the texts. Those that others have stored too are never removed, but no other server may use it."""
+    """Contains the texts, apart from those of others; no other server may use it."""
     quota: int = field(kw_only=True)
     """The maximum bytes of one key's files and texts together, unless the key has its own limit."""
     total_quota: int = field(kw_only=True)
@@ -72,7 +73,7 @@ class Uploads:
     """Returns the documents that are being read."""
 
     def __post_init__(self) -> None:
-        self.store = self.store.for_temporary_texts()
+        self.store = self.store.for_temporary_documents()
         self._held_keys: dict[int, set[str]] = {}
         self._conversions: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_MAX_CONVERSIONS)
@@ -157,7 +158,7 @@ class Uploads:
         with self.ledger.lock:
             if replaces_held and (held_keys := _keys_of_request.get()) is not None:
                 held_keys.clear()
-            key = _make_key(ref)
+            key = compute_document_id(ref)
             values = (owner.name, key, self.store.count_bytes(ref), time.time(), json.dumps(ref), file_id)
             self.ledger.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", values)
             try:
@@ -180,7 +181,7 @@ class Uploads:
             _keys_of_request.reset(token)
 
     def _list_keys_in_use(self) -> set[str]:
-        return {*map(_make_key, self.texts_in_use()), *itertools.chain(*list(self._held_keys.values()))}
+        return {*map(compute_document_id, self.texts_in_use()), *itertools.chain(*list(self._held_keys.values()))}
 
     def _free_space(self, owner: Owner, additional_bytes: int, *needed_keys: str) -> None:
         """Remove the oldest texts that no read uses until `additional_bytes` bytes fit."""
@@ -203,14 +204,9 @@ class Uploads:
 
     def _remove_text(self, owner: str, key: str, ref: DocumentRef) -> None:
         self.ledger.execute("DELETE FROM texts WHERE owner = ? AND key = ?", (owner, key))
-        if not self._is_needed(_make_key(ref), _make_key(ref)):
-            self.store.remove(ref, keeps_text=self._is_needed(ref["key"], ref["key"] + "~"))
-
-    def _is_needed(self, first_key: str, last_key: str) -> bool:
-        """Return whether an owner or a read has a text with a key from `first_key` to `last_key`."""
-        return bool(self.ledger.execute(_TEXTS_OF_ANY_OWNER, (first_key, last_key))) or any(
-            first_key <= key <= last_key for key in self._list_keys_in_use()
-        )
+        other_rows = self.ledger.execute(_TEXTS_OF_ANY_OWNER, (key,))
+        if not other_rows and key not in self._list_keys_in_use():
+            self.store.remove(ref)
 
     def _compute_excess(self, owner: Owner | None, additional_bytes: int) -> tuple[int, int]:
         """Return by how many bytes and entries the quota of a key, or of all keys if `owner` is None, is exceeded."""
@@ -252,14 +248,9 @@ class Uploads:
         return [UploadedFile(**row) for row in rows]
 
 
-def _make_key(ref: DocumentRef) -> str:
-    """Return the key of a text with its labels. The same text with other labels counts again; it has its own files."""
-    return " ".join(filter(None, (ref["key"], ref.get("sections"), ref.get("headings"))))
-
-
 def _hold_text(ref: DocumentRef) -> None:
     if (keys := _keys_of_request.get()) is not None:
-        keys.add(_make_key(ref))
+        keys.add(compute_document_id(ref))
 
 
 def _make_quota_error(owner: Owner | None) -> APIError:

@@ -1,7 +1,8 @@
 """Stores the texts of documents as UTF-8 files in a folder, each named by the SHA-256 of its content.
 
-    texts/<sha256>.txt       a document's text, unchanged, with its newlines
-    sections/<sha256>.json   starts of pages, sources or headings
+    texts/<sha256>.txt         a document's text, unchanged, with its newlines
+    sections/<sha256>.json     starts of pages, sources or headings
+    temporary/<sha256>.<kind>  text, sections and headings of a document that a server may remove
 
 Graph state and run logs contain only a `DocumentRef`; the text is read from the store. Several processes may share a
 folder: files appear only when they are complete, and their names depend only on their content.
@@ -41,6 +42,8 @@ from memagent_graph.errors import (
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.private_files import create_private_folder, get_default_store, write_atomically
 
+_MarkKind = Literal["sections", "headings"]
+_Kind = Literal["text", "sections", "headings"]
 _KEY = re.compile(r"sha256:([0-9a-f]{64})")
 _MAX_MARKS: Final = 1_000_000
 """Maximum number of sections or headings of a document."""
@@ -64,6 +67,7 @@ class DocumentStore:
         self._is_temporary = False
         self._texts = self.root / "texts"
         self._sections = self.root / "sections"
+        self._temporary = self.root / "temporary"
 
     def with_options(self, *, converter: str | None = None, replace_undecodable: bool = False) -> Self:
         """Return a copy of the store with options for the documents that are added through it.
@@ -77,11 +81,11 @@ class DocumentStore:
         store._converter, store._replace_undecodable = converter, replace_undecodable
         return store
 
-    def for_temporary_texts(self) -> Self:
-        """Return a copy of the store that removes only texts that such copies stored, and no other store since.
+    def for_temporary_documents(self) -> Self:
+        """Return a copy of the store whose documents have files of their own, so that `remove` deletes nobody else's.
 
-        They have a modification time of 0, which `add` of another store changes. A copy does not know which texts the
-        copies of other programs still use, so only one program may have such a copy of a folder.
+        All stores of the folder can read them. A copy does not know which documents the copies of other programs still
+        use, so only one program may have such a copy of a folder.
         """
         store = copy(self)
         store._is_temporary = True
@@ -108,17 +112,14 @@ class DocumentStore:
                 converter=self._converter,
             )
             with source as (media_type, parts), self._open_temporary_file() as file:
-                ref = self._write_parts(parts, file, document.name, media_type)
-                text_path = self._get_text_path(ref)
-                if not self._keep_text(text_path):
+                ref, marks = self._write_parts(parts, file, document.name, media_type)
+                for kind, data in marks.items():
+                    write_atomically(self._get_path(ref, kind, is_temporary=self._is_temporary), data)
+                text_path = self._get_path(ref, "text", is_temporary=self._is_temporary)
+                if not text_path.exists():
                     file.flush()  # raises if the disk is full; a write itself may store only a part
                     os.fsync(file.fileno())
-                    if self._is_temporary:
-                        os.utime(file.name, (0, 0))
-                        with contextlib.suppress(OSError):  # another store has stored it, or the disk has no links
-                            os.link(file.name, text_path)
-                    if not (self._is_temporary and text_path.exists()):
-                        Path(file.name).replace(text_path)
+                    Path(file.name).replace(text_path)
             if document.pages:
                 ref["pages"] = document.pages
             if media_type == PDF_TYPE and isinstance(document.content, Path) and document.content.name == document.name:
@@ -150,7 +151,7 @@ class DocumentStore:
                 f"the text of {ref['name']} is not in the document store {self.root}",
                 hint="It was removed, or stored elsewhere: pass the document again.",
             )
-        with self._translate_disk_errors("read"), self._get_text_path(ref).open("rb", buffering=0) as file:
+        with self._translate_disk_errors("read"), self._find_path(ref, "text").open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size  # a log of somebody else may have any positions
             file.seek(min(start_byte, size))
             return file.read(max(0, min(end_byte, size) - start_byte))
@@ -175,7 +176,7 @@ class DocumentStore:
 
     def sections(self, ref: DocumentRef) -> list[SourceMark]:
         """Return the starts of the document's pages or sources, in order; empty if it has none."""
-        return self._load_marks(ref.get("sections"))
+        return self._load_marks(ref, "sections")
 
     def headings(self, ref: DocumentRef) -> list[SourceMark]:
         """Return the starts of the document's headings, in order. A label includes the headings above.
@@ -186,20 +187,18 @@ class DocumentStore:
         Raises:
             DocumentError: the text is no longer in the store.
         """
-        marks = self._load_marks(ref.get("headings"))
+        marks = self._load_marks(ref, "headings")
         if len(marks) <= 1:
             detected_marks = find_headings(self.pieces(ref), ref["media_type"])
             mark_by_start = {mark.start_char: mark for mark in [*detected_marks, *marks]}
             marks = [mark_by_start[start] for start in sorted(mark_by_start)]
         return marks
 
-    def _load_marks(self, name: str | None) -> list[SourceMark]:
-        if name is None:
+    def _load_marks(self, ref: DocumentRef, kind: _MarkKind) -> list[SourceMark]:
+        if (name := ref.get(kind)) is None:
             return []
         try:
-            if not re.fullmatch(r"[0-9a-f]{64}", name):
-                raise ValueError("its name is not a digest")
-            values = read_json_file(self._sections / f"{name}.json", _MAX_MARK_BYTES)
+            values = read_json_file(self._find_path(ref, kind), _MAX_MARK_BYTES)
             return [SourceMark(start_char, label) for start_char, label in values]
         except FileNotFoundError:
             return []
@@ -210,40 +209,24 @@ class DocumentStore:
 
     def has_text(self, ref: DocumentRef) -> bool:
         """Return whether the text of a reference is in this store."""
-        return self._get_text_path(ref).exists()
+        return self._find_path(ref, "text").exists()
 
     def count_bytes(self, ref: DocumentRef) -> int:
         """Return the size of a document in the store, with its sections and headings."""
         return sum(path.stat().st_size for path in self._list_paths(ref) if path.exists())
 
-    def remove(self, ref: DocumentRef, *, keeps_text: bool = False) -> None:
-        """Delete a document's text, sections and headings. Other references to them lose them, too.
+    def remove(self, ref: DocumentRef) -> None:
+        """Delete a document's text, sections and headings.
 
-        Args:
-            ref: the document.
-            keeps_text: whether to delete only sections and headings. See also `for_temporary_texts`.
+        Other references to them lose them, too, unless this store is for temporary documents.
         """
-        paths = self._list_paths(ref)
         with self._translate_disk_errors():
-            if keeps_text or (self._is_temporary and paths[0].exists() and paths[0].stat().st_mtime != 0):
-                del paths[0]
-            for path in paths:
+            for path in self._list_paths(ref):
                 path.unlink(missing_ok=True)
 
     def _list_paths(self, ref: DocumentRef) -> list[Path]:
-        """Return the path of a document's text, and then those of its sections and headings."""
-        names = filter(None, (ref.get("sections"), ref.get("headings")))
-        return [self._get_text_path(ref), *(self._sections / f"{name}.json" for name in names)]
-
-    def _keep_text(self, path: Path) -> bool:
-        """Return whether a text is stored. It is no longer temporary, unless this store's texts are."""
-        if self._is_temporary:
-            return path.exists()
-        try:
-            os.utime(path)
-        except OSError as error:
-            return not isinstance(error, FileNotFoundError)  # another user's file cannot be marked
-        return True
+        kinds: list[_Kind] = ["text", *(kind for kind in ("sections", "headings") if ref.get(kind) is not None)]
+        return [self._get_path(ref, kind, is_temporary=self._is_temporary) for kind in kinds]
 
     @contextlib.contextmanager
     def _translate_disk_errors(self, action: Literal["read", "written"] = "written") -> Iterator[None]:
@@ -259,11 +242,11 @@ class DocumentStore:
             ) from error
 
     def _make_folders(self) -> None:
-        for folder in (self._texts, self._sections):
+        for folder in (self._temporary,) if self._is_temporary else (self._texts, self._sections):
             create_private_folder(folder)
         for path in self.root.glob(".incoming-*"):
             with contextlib.suppress(FileNotFoundError):
-                if 0 < path.stat().st_mtime < time.time() - _UNFINISHED_FILE_SECONDS:  # 0 marks a temporary text
+                if path.stat().st_mtime < time.time() - _UNFINISHED_FILE_SECONDS:
                     path.unlink()
 
     @contextlib.contextmanager
@@ -275,8 +258,10 @@ class DocumentStore:
             finally:
                 Path(file.name).unlink(missing_ok=True)
 
-    def _write_parts(self, parts: Parts, file: IO[bytes], name: str, media_type: str) -> DocumentRef:
-        """Write blocks to a file, store the starts of sections and headings, and return the document's reference.
+    def _write_parts(
+        self, parts: Parts, file: IO[bytes], name: str, media_type: str
+    ) -> tuple[DocumentRef, dict[_MarkKind, bytes]]:
+        """Write blocks to a file, and return the document's reference, and the starts of sections and headings as JSON.
 
         Args:
             parts: the blocks and omissions of the document.
@@ -329,31 +314,50 @@ class DocumentStore:
                 else "Check that it is the document you meant.",
             )
         ref = DocumentRef(key=f"sha256:{digest.hexdigest()}", name=name, size=file.tell(), media_type=media_type)
-        section_data, heading_data = _encode_json(sections.values), _encode_json(headings.values)
-        # A temporary text has files of its own for each list of labels, as they are removed with it.
-        salt = hashlib.sha256(digest.digest() + section_data + heading_data).digest() if self._is_temporary else b""
+        data_by_kind: dict[_MarkKind, bytes] = {}
         if sections.values:
-            ref["sections"] = self._store_marks(section_data, salt)
+            data_by_kind["sections"] = _encode_json(sections.values)
         if headings.values:
-            ref["headings"] = self._store_marks(heading_data, salt)
+            data_by_kind["headings"] = _encode_json(headings.values)
+        for kind, data in data_by_kind.items():
+            ref[kind] = hashlib.sha256(data).hexdigest()
         if stored_omissions:
             ref["omissions"] = stored_omissions
-        return ref
+        return ref, data_by_kind
 
-    def _store_marks(self, data: bytes, salt: bytes) -> str:
-        """Store marks in a file, and return its name."""
-        name = hashlib.sha256(data + salt).hexdigest()
-        write_atomically(self._sections / f"{name}.json", data)
-        return name
+    def _find_path(self, ref: DocumentRef, kind: _Kind) -> Path:
+        """Return the path of a part of a document: that of this store, or else that of the other kind of store."""
+        path, other_path = (
+            self._get_path(ref, kind, is_temporary=is_temporary)
+            for is_temporary in (self._is_temporary, not self._is_temporary)
+        )
+        return path if path.exists() or not other_path.exists() else other_path
 
-    def _get_text_path(self, ref: DocumentRef) -> Path:
-        """Return the path of a text. Raises DocumentError for a malformed key."""
+    def _get_path(self, ref: DocumentRef, kind: _Kind, *, is_temporary: bool) -> Path:
+        """Return the path of a part of a document.
+
+        Raises:
+            DocumentError: the key is malformed.
+            ValueError: the name of sections or headings is no digest.
+        """
         match = _KEY.fullmatch(ref["key"])
         if match is None:
             raise DocumentError(
                 f"{ref['key']!r} is not a key of the document store", hint="Pass what store.add returned."
             )
-        return self._texts / f"{match[1]}.txt"
+        if is_temporary:
+            return self._temporary / f"{compute_document_id(ref)}.{kind}"
+        if kind == "text":
+            return self._texts / f"{match[1]}.txt"
+        if not re.fullmatch(r"[0-9a-f]{64}", name := ref[kind]):
+            raise ValueError("its name is not a digest")
+        return self._sections / f"{name}.json"
+
+
+def compute_document_id(ref: DocumentRef) -> str:
+    """Return the SHA-256 of a document: of its text and of its sections and headings."""
+    parts = (ref["key"], ref.get("sections"), ref.get("headings"))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class _Marks:

@@ -239,7 +239,7 @@ async def test_segments_cover_all_chunks_and_differ_by_at_most_one(make_agent, w
 
 async def test_a_document_that_shrinks_while_its_segments_are_read_is_an_error(make_agent, monkeypatch) -> None:
     def script(prompt: str) -> str:
-        agent.store._get_text_path(reference).write_text("short")
+        agent.store._find_path(reference, "text").write_text("short")
         monkeypatch.setattr(chunking, "_PIECE_CACHE", chunking._PieceCache())
         return answer_perfectly(prompt)
 
