@@ -119,6 +119,17 @@ async def connect_over_stdio(*options: object) -> AsyncIterator[Any]:
             yield session
 
 
+@asynccontextmanager
+async def serve_in_process(policy: ScriptedPolicy) -> AsyncIterator[str]:
+    """Serve HTTP on a free port of this process; yield the URL."""
+    async with MemAgent(policy, tokenizer="embedded", budget=SMALL_BUDGET) as reader:
+        with listen("127.0.0.1", 0) as listener:
+            server_task = asyncio.create_task(server_module.serve_http(make_server(reader), listener, ()))
+            yield get_url(listener)
+            server_task.cancel()
+            await asyncio.wait([server_task])
+
+
 @contextmanager
 def run_http_server(*options: object) -> Iterator[tuple[str, Program]]:
     """Run `memagent mcp --http` on a free port; yield its URL and its process."""
@@ -528,25 +539,47 @@ async def test_http_sessions_are_limited_and_logged_tool_names_are_sanitized(fol
     monkeypatch.setattr(server_module, "_MAX_SESSIONS", 1)
     monkeypatch.setattr(server_module, "_BODY_SECONDS", 0.3)
     call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "none\x1b[2J", "arguments": {}}}
-    async with MemAgent(ScriptedPolicy(read_perfectly), tokenizer="embedded", budget=SMALL_BUDGET) as reader:
-        with listen("127.0.0.1", 0) as listener:
-            server_task = asyncio.create_task(server_module.serve_http(make_server(reader), listener, ()))
-            async with httpx.AsyncClient() as client:
-                headers = await begin_session(client, get_url(listener))
-                await client.post(get_url(listener), json=call, headers=headers)
-                assert (
-                    await client.post(get_url(listener), json=INITIALIZE_REQUEST, headers=ACCEPT_HEADER)
-                ).status_code == 503
-                await client.delete(get_url(listener), headers=headers)
-                await begin_session(client, get_url(listener))
-                slow_reply, sender = await asyncio.open_connection(*listener.getsockname())
-                sender.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
-                assert (await asyncio.wait_for(slow_reply.read(), 30)).startswith(b"HTTP/1.1 408")
-                sender.close()
-            server_task.cancel()
-            await asyncio.wait([server_task])
+    async with serve_in_process(ScriptedPolicy(read_perfectly)) as url, httpx.AsyncClient() as client:
+        headers = await begin_session(client, url)
+        await client.post(url, json=call, headers=headers)
+        assert (await client.post(url, json=INITIALIZE_REQUEST, headers=ACCEPT_HEADER)).status_code == 503
+        await client.delete(url, headers=headers)
+        await begin_session(client, url)
+        slow_reply, sender = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+        sender.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+        assert (await asyncio.wait_for(slow_reply.read(), 30)).startswith(b"HTTP/1.1 408")
+        sender.close()
     assert "none [2J" in log_output.getvalue()
     assert "\x1b" not in log_output.getvalue()
+
+
+async def test_texts_count_until_their_calls_end_even_if_the_client_has_gone(monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "_SMALL_BYTES", 1000)
+    monkeypatch.setattr(server_module, "_MAX_BODY_BYTES", 2000)
+    may_answer = asyncio.Event()
+
+    class WaitingPolicy(ScriptedPolicy):
+        async def complete(self, *values: Any, **options: Any) -> Any:
+            await may_answer.wait()
+            return await super().complete(*values, **options)
+
+    async with serve_in_process(WaitingPolicy(read_perfectly)) as url, httpx.AsyncClient(timeout=30) as client:
+        headers = await begin_session(client, url)
+        await client.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=headers)
+
+        async def read_text(number: int, seconds: float = 30) -> str:
+            arguments = {"text": "word " * 300, "questions": QUESTION}
+            call = {"jsonrpc": "2.0", "id": number, "method": "tools/call",
+                    "params": {"name": "read_document", "arguments": arguments}}  # fmt: skip
+            return (await client.post(url, json=call, headers=headers, timeout=seconds)).text
+
+        with pytest.raises(httpx.ReadTimeout):
+            await read_text(2, 0.5)
+        assert "try again later" in await read_text(3)
+        may_answer.set()
+        while "try again later" in (reply := await read_text(4)):
+            pass
+        assert "run_id" in reply
 
 
 async def test_large_bodies_count_until_their_requests_end(monkeypatch) -> None:
