@@ -304,7 +304,10 @@ class _SizeLimitedFile(io.RawIOBase):
 
 
 async def _make_http_client(allow_private: bool, loop: Any = None, **options: Any) -> Any:
-    """Create an HTTP client that connects only to public addresses, unless private ones are allowed."""
+    """Create an HTTP client that connects only to public addresses, unless private ones are allowed.
+
+    The option `timeout` is an object of aiohttp, or the maximum seconds of a request, as in a JSON configuration.
+    """
     import aiohttp  # noqa: PLC0415
 
     def open_socket(address: tuple[Any, ...]) -> socket.socket:
@@ -318,8 +321,10 @@ async def _make_http_client(allow_private: bool, loop: Any = None, **options: An
     connector = None if allow_private else aiohttp.TCPConnector(socket_factory=open_socket)
     # These options could bypass the address check.
     safe_options = {name: value for name, value in options.items() if name not in {"connector", "trust_env"}}
-    timeout = aiohttp.ClientTimeout(total=_MAX_FETCH_SECONDS, sock_connect=30, sock_read=_MAX_SILENT_SECONDS)
-    return aiohttp.ClientSession(connector=connector, **{"timeout": timeout, **safe_options})
+    timeout = safe_options.pop("timeout", None)
+    if not isinstance(timeout, aiohttp.ClientTimeout):
+        timeout = aiohttp.ClientTimeout(timeout or _MAX_FETCH_SECONDS, sock_connect=30, sock_read=_MAX_SILENT_SECONDS)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, **safe_options)
 
 
 def _make_private_address_error(address: str) -> RefusedSourceError:

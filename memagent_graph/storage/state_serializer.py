@@ -11,6 +11,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from time import thread_time
 from typing import Any, Final, NotRequired, TypeAlias, TypedDict, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -44,8 +45,8 @@ _MAX_TOTAL_BYTES: Final = 2 * _MAX_BYTES
 _SMALL_BYTES: Final = 128 << 10
 """Maximum size of a value with keys that are no texts. Tuples can be chosen so that all have the same hash, and then a
 dict of this size takes a second, and one of 12 MiB hours."""
-_MAX_KEY_COST: Final = 4 * _SMALL_BYTES**2
-"""Maximum sum of the squared sizes of such values in a state, since the time grows with the square."""
+_MAX_KEY_SECONDS: Final = 5
+"""After this processor time for such values of a state, no further one is decoded. Usual ones take milliseconds."""
 _MAX_NESTING: Final = 6
 """Maximum number of objects inside each other. Each is decoded from a copy of its bytes; small ones may be ten times as
 many."""
@@ -75,8 +76,8 @@ _CONSTRUCTORS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
     ),
 }
 """What a state can have besides plain values: what LangGraph adds to states, and types of Python's library."""
-_limits: Final = ContextVar[list[int]]("_limits")
-"""The bytes that the other values of a state may have, and the squared bytes of those with keys that are no texts."""
+_limits: Final = ContextVar[list[float]]("_limits")
+"""The bytes that the other values of a state may have, and the seconds for those with keys that are no texts."""
 
 
 class _GraphState(TypedDict):
@@ -165,18 +166,21 @@ class CompressedSerializer(SerializerProtocol):
             raise UndecodableStateError(f"a state of type {type_name!r} cannot be decoded: {error}") from error
 
 
-def _make_limits() -> list[int]:
-    return [_MAX_TOTAL_BYTES, _MAX_KEY_COST]
+def _make_limits() -> list[float]:
+    return [_MAX_TOTAL_BYTES, _MAX_KEY_SECONDS]
 
 
-def _decode(data: bytes, limits: list[int]) -> Any:
+def _decode(data: bytes, limits: list[float]) -> Any:
     try:
         return _unpack(data, None, 0)
-    except ormsgpack.MsgpackDecodeError:
-        limits[1] -= len(data) ** 2
-        if len(data) > _SMALL_BYTES or limits[1] < 0:
-            raise
-        return _unpack(data, ormsgpack.OPT_NON_STR_KEYS, 0)
+    except ormsgpack.MsgpackDecodeError as error:
+        if len(data) > _SMALL_BYTES or limits[1] <= 0:
+            reason = f"above {_SMALL_BYTES:,} bytes, or after {_MAX_KEY_SECONDS} seconds, keys have to be texts"
+            raise ValueError(f"{error}; {reason}") from error
+        start = thread_time()
+        value = _unpack(data, ormsgpack.OPT_NON_STR_KEYS, 0)
+        limits[1] -= thread_time() - start
+        return value
 
 
 def _require_decodable(data: bytes) -> None:

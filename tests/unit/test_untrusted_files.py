@@ -54,7 +54,7 @@ from memagent_graph.run_log import LoggedRun, RunLog, columns
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
 from memagent_graph.run_log.packing import MAX_LIST_LENGTH, pack_text
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage import parquet_rows
+from memagent_graph.storage import parquet_rows, state_serializer
 from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, reset_size_limits
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
@@ -581,7 +581,7 @@ def nest(value: Any, count: int) -> Any:
     return nest(Overwrite(value), count - 1) if count else value
 
 
-def test_a_state_is_decoded_up_to_limits() -> None:
+def test_a_state_is_decoded_up_to_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     tracemalloc.start()
     with pytest.raises(UndecodableStateError, match="more than 12,582,912 bytes"):
         CompressedSerializer().loads_typed(("text", ZIP_BOMB))
@@ -594,10 +594,12 @@ def test_a_state_is_decoded_up_to_limits() -> None:
     for value in (nest(1, 61), nest("a" * 2**17, 7)):
         with pytest.raises(CheckpointError, match="inside each other"):
             serializer.dumps_typed(value)
+    numbered, large = serializer.dumps_typed({7: "a" * 2**16}), b"\x81\x92ab" + ormsgpack.packb("a" * 2**17)
     reset_size_limits()
-    small, large = (b"\x81\x92ab" + ormsgpack.packb("a" * size) for size in (2**12, 2**17 - 9))
-    assert [serializer.loads_typed(("msgpack", data)) for data in [small] * 99 + [large] * 3]
-    for data in (large, b"\x81\x92ab" + ormsgpack.packb("a" * 2**17)):
-        with pytest.raises(UndecodableStateError):
-            serializer.loads_typed(("msgpack", data))
+    assert [serializer.loads_typed(numbered) for _ in range(99)]
+    monkeypatch.setattr(state_serializer, "thread_time", iter(range(99)).__next__)  # a second for a value
+    for values in ([("msgpack", large)], [numbered] * 6):
+        reset_size_limits()
+        with pytest.raises(UndecodableStateError, match="keys have to be texts"):
+            assert list(map(serializer.loads_typed, values))
     reset_size_limits()

@@ -116,8 +116,7 @@ def test_links_out_of_the_folder_and_loops_are_not_followed(input_folder: Path, 
 
 
 def test_unreadable_folder_is_an_error_at_any_depth(input_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = [os.scandir(input_folder), PermissionError(13, "Permission denied")]
-    monkeypatch.setattr(os, "scandir", Mock(side_effect=folders))
+    monkeypatch.setattr(os, "scandir", Mock(side_effect=[os.scandir(input_folder), PermissionError(13, "denied")]))
     with pytest.raises(DocumentError, match="no permission"):
         list(open_inputs(str(input_folder)).documents())
 
@@ -208,9 +207,7 @@ def test_damaged_line_fails_one_document_and_a_damaged_table_is_refused(tmp_path
 
 def test_text_shared_by_many_rows_is_held_in_memory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memagent_graph.storage.parquet_rows._MAX_SLICE_BYTES", 2**20)
-    shared_text_table = pa.table({"text": ["a" * 2**20] * 24})
-    pq.write_table(shared_text_table, tmp_path / "t.parquet", dictionary_pagesize_limit=2**22)
-    del shared_text_table
+    pq.write_table(pa.table({"text": ["a" * 2**20] * 24}), tmp_path / "t.parquet", dictionary_pagesize_limit=2**22)
     memory_pool, allocated_before, peak_bytes = pa.default_memory_pool(), pa.total_allocated_bytes(), 0
     tracemalloc.start()
     for document in open_inputs(str(tmp_path / "t.parquet")).documents():
@@ -234,18 +231,16 @@ def test_columns_of_json_lines_are_taken_from_all_rows(input_folder: Path, tmp_p
     path = input_folder / "t.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     inputs = open_inputs(str(path), columns=InputColumns(copied=("year",)))
-    assert [document.metadata for document in inputs.documents()] == [
-        {"year": year} for year in (None, 2024, None, None)
-    ]
+    metadata = [document.metadata for document in inputs.documents()]
+    assert metadata == [{"year": year} for year in (None, 2024, None, None)]
     assert list(read_texts(inputs, tmp_path).values())[:3] == ["one", "two", "two"]
     assert "'text' has no value" in read_texts(inputs, tmp_path)["t.jsonl#3"]
 
 
 def test_default_name_of_a_row_that_equals_another_id_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"id": "t.jsonl#1", "text": "one"}\n{"id": null, "text": "two"}\n')
-    inputs = open_inputs(str(tmp_path / "t.jsonl"), columns=InputColumns(id="id"))
     with pytest.raises(DocumentError, match=r"rows 0 and 1 .* have the same id 't\.jsonl#1'"):
-        require_unique_ids(inputs)
+        require_unique_ids(open_inputs(str(tmp_path / "t.jsonl"), columns=InputColumns(id="id")))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -312,17 +307,21 @@ def serve_folder(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_private_address_is_refused_unless_allowed(input_folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setitem(fsspec.config.conf, "http", {"client_kwargs": {"timeout": aiohttp.ClientTimeout(60)}})
+@pytest.mark.parametrize("timeout", [None, 60, aiohttp.ClientTimeout(60, sock_read=5)])
+def test_private_address_is_refused_unless_allowed(input_folder: Path, monkeypatch: Any, timeout: Any) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "http", {"client_kwargs": {"timeout": timeout}})
     with serve_folder(input_folder) as url:
         with pytest.raises(RefusedSourceError, match="allow_private_addresses"):
             open_inputs(f"{url}/a.txt")
         access = SourceAccess(allow_private=True)
-        assert read_texts(open_inputs(f"{url}/a.txt", access=access), tmp_path) == {"a.txt": "one"}
         (input_folder / "large.txt").write_text("a" * 9 * 2**20)  # more than two blocks; the server has no ranges
-        assert set(read_texts(open_inputs(f"{url}/large.txt", access=access), tmp_path)["large.txt"]) == {"a"}
-        texts_by_name = read_texts(open_inputs(f"{url}/b.txt", access=access), tmp_path)
-        assert "does not exist" in texts_by_name["b.txt"] or "cannot be fetched" in texts_by_name["b.txt"]
+        names = ("a.txt", "large.txt", "b.txt")
+        texts = [read_texts(open_inputs(f"{url}/{name}", access=access), input_folder.parent)[name] for name in names]
+        assert texts[0] == "one" and set(texts[1]) == {"a"}
+        assert "does not exist" in texts[2] or "cannot be fetched" in texts[2]
+        filesystem, _ = access.open_filesystem(url)
+        limits = fsspec.asyn.sync(filesystem.loop, filesystem.set_session).timeout
+        assert (limits.total, limits.sock_read) == ((60 if timeout else 3600), getattr(timeout, "sock_read", 300))
 
 
 def test_host_name_of_a_private_address_is_refused(input_folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -331,9 +330,8 @@ def test_host_name_of_a_private_address_is_refused(input_folder: Path, tmp_path:
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *arguments, **options: resolve(*arguments, **options))
     with serve_folder(input_folder) as url:
         location = f"http://public.example:{url.rpartition(':')[2]}/a.txt"
-        document = CorpusDocument(name="a.txt", location=location)
         refusal = pytest.raises(RefusedSourceError, match="is not a public address")
-        with refusal, SourceAccess().open_document(document) as source:
+        with refusal, SourceAccess().open_document(CorpusDocument(name="a.txt", location=location)) as source:
             DocumentStore(tmp_path / "store").add(source)
 
 
