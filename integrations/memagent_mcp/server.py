@@ -9,8 +9,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from pathlib import Path
@@ -42,10 +42,16 @@ _SHUTDOWN_TIMEOUT_SECONDS: Final = 3
 _BODY_SECONDS: Final = 60.0
 """The longest time until a request has arrived. The SDK refuses bodies of more than 4 MiB."""
 _MAX_BODY_BYTES: Final = 256 * 2**20
-"""The maximum size of all unfinished requests of more than `_SMALL_BYTES` together."""
+"""The maximum size of all unfinished requests together, and of all running tool calls, also of clients that have gone.
+
+Those of at most `_SMALL_BYTES` are never refused.
+"""
 _SMALL_BYTES: Final = 2**16
 _MAX_SESSIONS: Final = 1000
-"""The maximum number of sessions, about 50 KB each. The SDK ends one after half an hour without a request or stream."""
+"""The maximum number of sessions, about 50 KB each, and the SDK keeps the last message of each.
+
+The SDK ends one after half an hour without a request or stream.
+"""
 _MAX_CONNECTIONS: Final = 2 * _MAX_SESSIONS
 """The maximum number of connections: a session may have a stream and calls."""
 _READING_TOOLS: Final = ("read_document", "ask_again")
@@ -69,6 +75,7 @@ class MemAgentServer(FastMCP[Any]):
         with suppress(PackageNotFoundError):  # the package is only on the path
             self._mcp_server.version = version("memagent-graph")  # instead of the SDK's version
         self._tools = tools
+        self._call_bytes = 0
 
     async def aclose(self) -> None:
         """Stop all running reads. Call this before you close the reader."""
@@ -82,7 +89,8 @@ class MemAgentServer(FastMCP[Any]):
         problems = {argument: "there is no such argument" for argument in arguments if argument not in parameters}
         try:
             if not problems:
-                return await super().call_tool(name, arguments)
+                async with self._hold_request():
+                    return await super().call_tool(name, arguments)
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise ToolError(format_error(error)) from error
@@ -94,6 +102,20 @@ class MemAgentServer(FastMCP[Any]):
                 f"{name} was called with wrong arguments: {details}. Its arguments are {', '.join(parameters)}."
             )
         )
+
+    @asynccontextmanager
+    async def _hold_request(self) -> AsyncIterator[None]:
+        """Count a request's body until its tool call ends, which may be long after its client has gone."""
+        context = self._mcp_server.request_context
+        body_bytes = len(await context.request.body()) if context.request else 0
+        self._call_bytes += body_bytes
+        try:
+            if body_bytes > _SMALL_BYTES and self._call_bytes > _MAX_BODY_BYTES:
+                raise ToolError("other calls use all the space for long texts; try again later")
+            yield
+        finally:
+            self._call_bytes -= body_bytes
+            context.request = context.meta = None  # the tasks of reads keep the context
 
 
 def make_server(

@@ -119,6 +119,17 @@ async def connect_over_stdio(*options: object) -> AsyncIterator[Any]:
             yield session
 
 
+@asynccontextmanager
+async def serve_in_process(policy: ScriptedPolicy) -> AsyncIterator[str]:
+    """Serve HTTP on a free port of this process; yield the URL."""
+    async with MemAgent(policy, tokenizer="embedded", budget=SMALL_BUDGET) as reader:
+        with listen("127.0.0.1", 0) as listener:
+            server_task = asyncio.create_task(server_module.serve_http(make_server(reader), listener, ()))
+            yield get_url(listener)
+            server_task.cancel()
+            await asyncio.wait([server_task])
+
+
 @contextmanager
 def run_http_server(*options: object) -> Iterator[tuple[str, Program]]:
     """Run `memagent mcp --http` on a free port; yield its URL and its process."""
@@ -168,6 +179,11 @@ async def begin_session(client: httpx.AsyncClient, url: str, **capabilities: Any
     return {**ACCEPT_HEADER, "Mcp-Session-Id": reply.headers["mcp-session-id"]}
 
 
+def make_call(name: str, number: int, **arguments: Any) -> dict[str, Any]:
+    params = {"name": name, "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+
 def get_text(result: types.CallToolResult) -> str:
     (content,) = result.content
     assert isinstance(content, types.TextContent)
@@ -194,8 +210,7 @@ def get_answer(result: types.CallToolResult) -> dict[str, Any]:
 
 def get_error_text(result: types.CallToolResult) -> str:
     assert result.isError
-    assert "Traceback" not in get_text(result)
-    assert "9999" not in get_text(result)
+    assert not any(text in get_text(result) for text in ("Traceback", "9999"))
     return get_text(result)
 
 
@@ -213,8 +228,7 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
 
     fractions = reports.fractions
     assert len(fractions) == 2 * first_answer["chunks_read"] > 4
-    assert fractions == sorted(set(fractions))
-    assert fractions[-1] == 1.0
+    assert (fractions, fractions[-1]) == (sorted(set(fractions)), 1.0)
     assert {total for _, total, _ in reports} == {1.0}
     assert re.fullmatch(r"book\.txt: chunk \d+ for question [12] of 2, \d+% read", reports[3][2] or "")
 
@@ -227,14 +241,12 @@ async def use_every_tool(session: Any, path: Path | str) -> None:
     listing = await session.call_tool("list_runs", {"contains": "CASTLE", "limit": 5})
     questions = [run["question"] for run in listing.structuredContent["runs"]]
     assert questions == ["And the key of castle?", "What is the key of castle?"]
-    assert listing.structuredContent["runs_in_log"] == 3
-    assert "book.txt" in get_text(listing)
+    assert (listing.structuredContent["runs_in_log"], "book.txt" in get_text(listing)) == (3, True)
 
     report = await session.call_tool("show_run", {"run_id": first_answer["run_id"]})
     assert report.structuredContent["answer"] == "4711"
     assert report.structuredContent["changes"] == len(re.findall(r"^chunk \d+ +\+\d+", get_text(report), re.M))
-    for text in (QUESTION, "│ 4711 ", "book.txt", "harbor 4711\n  chunk "):
-        assert text in get_text(report)
+    assert all(text in get_text(report) for text in (QUESTION, "│ 4711 ", "book.txt", "harbor 4711\n  chunk "))
     assert "\x1b" not in get_text(report)
 
     for outside_path in ("../secret.txt", str(Path(str(path)).parent.parent / "secret.txt")):
@@ -262,8 +274,7 @@ async def test_questions_of_a_call_share_one_pass_and_equal_questions_one_run(fo
     async with connect_in_process(folder, script=script) as session:
         result = await read_book(session, questions=[QUESTION, castle_question, QUESTION])
     first_answer, second_answer, third_answer = get_answers(result)
-    assert (first_answer["answer"], second_answer["answer"]) == ("4711", "1234")
-    assert first_answer == third_answer
+    assert (first_answer["answer"], second_answer["answer"], third_answer) == ("4711", "1234", first_answer)
     assert first_answer["run_id"] != second_answer["run_id"]
     sections = [extract(prompt, "section") for prompt in prompts if "<section>" in prompt]
     assert sections == [section for section in dict.fromkeys(sections) for _ in range(2)]
@@ -272,8 +283,7 @@ async def test_questions_of_a_call_share_one_pass_and_equal_questions_one_run(fo
 async def test_tools_describe_themselves_and_their_results(folder) -> None:
     async with connect_over_stdio("--base-url", "http://127.0.0.1:9/v1", "--tokenizer", "embedded") as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
-    names = {"read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run"}
-    assert set(tools) == names
+    assert set(tools) == {"read_document", "wait", "cancel_read", "resume_read", "ask_again", "list_runs", "show_run"}
     assert set(tools["read_document"].inputSchema["properties"]) == {
         "questions", "path", "text", "pages", "response_format", "max_chunks", "max_tokens", "max_seconds",
         "background",
@@ -290,9 +300,8 @@ async def test_an_answer_of_a_retrieval_strategy_says_how_much_was_shown(tmp_pat
     async with connect_in_process(tmp_path, reader={"strategy": "retrieval"}) as session:
         result = await read_book(session, text=TEXT * 5)
     [answer] = get_answers(result)
-    assert re.fullmatch(
-        r"The policy was shown [\d,]+ of [\d,]+ tokens of the document, chosen by retrieval\.", answer["extent"]
-    )
+    pattern = r"The policy was shown [\d,]+ of [\d,]+ tokens of the document, chosen by retrieval\."
+    assert re.fullmatch(pattern, answer["extent"])
     assert answer["extent"] in get_text(result)
 
 
@@ -308,11 +317,14 @@ async def test_progress_of_parallel_branches_never_decreases() -> None:
     assert set(merge_messages) == {"text: findings merged, 100% read"}
 
 
-async def test_without_a_log_only_reading_tools_are_listed() -> None:
-    async with connect_in_process(reader={"run_log": False}) as session:
-        assert [tool.name for tool in (await session.list_tools()).tools] == ["read_document", "wait", "cancel_read"]
-        result = await read_book(session, text=TEXT)
-        assert get_answer(result)["answer"] == "4711"
+@pytest.mark.parametrize("missing_part", [{"run_log": False}, {"checkpoints": None}])
+async def test_without_a_log_or_checkpoints_their_tools_are_not_listed(missing_part) -> None:
+    async with connect_in_process(reader=missing_part) as session:
+        names = {tool.name for tool in (await session.list_tools()).tools}
+        log_tools = {"ask_again", "list_runs", "show_run"} if "checkpoints" in missing_part else set()
+        assert names == {"read_document", "wait", "cancel_read", *log_tools}
+        reading = get_answer(await read_book(session, text=TEXT, background=True))
+        assert get_answer(await session.call_tool("wait", {"run_id": reading["run_id"]}))["answer"] == "4711"
 
 
 async def test_limits_of_the_command_line_apply_to_every_call(folder, policy_server) -> None:
@@ -354,38 +366,30 @@ async def test_a_text_that_is_json_or_a_file_name_is_read_as_text(folder, monkey
     async with connect_in_process(folder) as session:
         for text in (json.dumps({"note": "The key of harbor is 4711."}), "secret.txt"):
             result = await read_book(session, text=text)
-            answer = get_answer(result)["answer"]
-            assert (answer == "4711") == ("4711" in text)
+            assert (get_answer(result)["answer"] == "4711") == ("4711" in text)
             assert result.structuredContent["document_bytes"] == len(text)
 
 
-async def test_an_unexpected_error_is_raised_after_the_other_reads_have_ended(folder) -> None:
+@pytest.mark.parametrize("failure", [KeyError("a defect"), sqlite3.OperationalError("the disk is full")])
+async def test_an_unexpected_error_is_raised_after_the_other_reads_but_one_of_the_disk_is_not(folder, failure) -> None:
     answered_questions: list[str] = []
 
     def script(prompt: str) -> Any:
         if "castle" in extract(prompt, "problem"):
-            raise KeyError("a defect somewhere")
+            raise failure
         if "<section>" not in prompt:
             answered_questions.append(extract(prompt, "problem"))
         return read_perfectly(prompt)
 
     async with connect_in_process(folder, script=script) as session:
         result = await read_book(session, questions=["What is the key of castle?", QUESTION])
-        assert "a defect somewhere" in get_error_text(result)
-        assert answered_questions == [QUESTION]
-
-
-async def test_a_disk_error_of_one_read_does_not_stop_the_others(folder) -> None:
-    def script(prompt: str) -> Any:
-        if "castle" in extract(prompt, "problem"):
-            raise sqlite3.OperationalError("database or disk is full")
-        return read_perfectly(prompt)
-
-    async with connect_in_process(folder, script=script) as session:
-        result = await read_book(session, questions=[QUESTION, "What is the key of castle?"])
-    harbor, castle = get_answers(result)
-    assert harbor["answer"] == "4711"
-    assert "OperationalError: database or disk is full. Check the server's free disk space" in castle["error"]
+    assert answered_questions == [QUESTION]
+    if isinstance(failure, KeyError):
+        assert "a defect" in get_error_text(result)
+    else:
+        castle, harbor = get_answers(result)
+        assert harbor["answer"] == "4711"
+        assert "OperationalError: the disk is full. Check the server's free disk space" in castle["error"]
 
 
 async def test_invalid_unicode_names_do_not_crash_the_server(isolated_home, policy_server) -> None:
@@ -402,8 +406,7 @@ async def test_invalid_unicode_names_do_not_crash_the_server(isolated_home, poli
             assert {run["document"] for run in listing.structuredContent["runs"]} == {"caf\ufffd.txt"}
             lost_result = await session.call_tool("ask_again", {"run_id": "lost", "questions": QUESTION})
             assert "caf\ufffd.txt" in get_error_text(lost_result)
-            reports = ProgressReports()
-            arguments = {"run_id": "kept", "questions": QUESTION}
+            arguments, reports = {"run_id": "kept", "questions": QUESTION}, ProgressReports()
             reply = await session.call_tool("ask_again", arguments, progress_callback=reports)
             assert get_answer(reply)["answer"] == "4711"
             assert (reports[0][2] or "").startswith("caf\ufffd.txt: chunk 1")
@@ -420,13 +423,9 @@ async def test_an_unknown_run_is_an_error_that_names_known_runs(folder) -> None:
 async def test_a_read_stops_at_the_lower_limit_of_server_and_call(folder) -> None:
     async with connect_in_process(folder, limits=Limits(max_chunks=3)) as session:
         for max_chunks, chunks_read in ((None, 3), (2, 2), (9, 3)):
-            result = await read_book(session, max_chunks=max_chunks)
-            (answer,) = get_answers(result)
+            (answer,) = get_answers(result := await read_book(session, max_chunks=max_chunks))
             assert (answer["answer"], answer["stop_reason"], answer["chunks_read"]) == (None, "max_chunks", chunks_read)
             assert "stopped at its limit (max_chunks) after" in get_text(result)
-
-
-def test_lowered_takes_the_lower_of_two_limits() -> None:
     assert Limits().tighten(Limits()) == Limits()
     assert Limits(max_chunks=3, max_seconds=5).tighten(Limits(max_chunks=9, max_tokens_total=7)) == Limits(3, 7, 5)
 
@@ -477,8 +476,7 @@ async def test_roots_of_http_clients_only_restrict_those_of_the_server(folder, p
 
 
 async def test_roots_are_requested_on_the_stream_of_the_tool_call(folder, policy_server) -> None:
-    call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
-        "name": "read_document", "arguments": {"path": "book.txt", "questions": QUESTION}}}  # fmt: skip
+    call = make_call("read_document", 2, path="book.txt", questions=QUESTION)
     with run_http_server("--root", folder, "--base-url", policy_server.base_url, *SMALL_SETTINGS) as (url, _):
         async with httpx.AsyncClient(timeout=30) as client:
             headers = await begin_session(client, url, roots={})
@@ -527,26 +525,38 @@ async def test_http_sessions_are_limited_and_logged_tool_names_are_sanitized(fol
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     monkeypatch.setattr(server_module, "_MAX_SESSIONS", 1)
     monkeypatch.setattr(server_module, "_BODY_SECONDS", 0.3)
-    call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "none\x1b[2J", "arguments": {}}}
-    async with MemAgent(ScriptedPolicy(read_perfectly), tokenizer="embedded", budget=SMALL_BUDGET) as reader:
-        with listen("127.0.0.1", 0) as listener:
-            server_task = asyncio.create_task(server_module.serve_http(make_server(reader), listener, ()))
-            async with httpx.AsyncClient() as client:
-                headers = await begin_session(client, get_url(listener))
-                await client.post(get_url(listener), json=call, headers=headers)
-                assert (
-                    await client.post(get_url(listener), json=INITIALIZE_REQUEST, headers=ACCEPT_HEADER)
-                ).status_code == 503
-                await client.delete(get_url(listener), headers=headers)
-                await begin_session(client, get_url(listener))
-                slow_reply, sender = await asyncio.open_connection(*listener.getsockname())
-                sender.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
-                assert (await asyncio.wait_for(slow_reply.read(), 30)).startswith(b"HTTP/1.1 408")
-                sender.close()
-            server_task.cancel()
-            await asyncio.wait([server_task])
-    assert "none [2J" in log_output.getvalue()
-    assert "\x1b" not in log_output.getvalue()
+    async with serve_in_process(ScriptedPolicy(read_perfectly)) as url, httpx.AsyncClient() as client:
+        headers = await begin_session(client, url)
+        await client.post(url, json=make_call("none\x1b[2J", 2), headers=headers)
+        assert (await client.post(url, json=INITIALIZE_REQUEST, headers=ACCEPT_HEADER)).status_code == 503
+        await client.delete(url, headers=headers)
+        await begin_session(client, url)
+        slow_reply, sender = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+        sender.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+        assert (await asyncio.wait_for(slow_reply.read(), 30)).startswith(b"HTTP/1.1 408")
+        sender.close()
+    assert ("none [2J" in log_output.getvalue(), "\x1b" in log_output.getvalue()) == (True, False)
+
+
+async def test_texts_count_until_their_calls_end_even_if_the_client_has_gone(monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "_SMALL_BYTES", 1000)
+    monkeypatch.setattr(server_module, "_MAX_BODY_BYTES", 2000)
+    policy = ScriptedPolicy(read_perfectly, delay=1)
+    async with serve_in_process(policy) as url, httpx.AsyncClient(timeout=30) as client:
+        headers = await begin_session(client, url)
+        await client.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=headers)
+
+        async def read_text(number: int, seconds: float = 30) -> str:
+            call = make_call("read_document", number, text="word " * 300, questions=QUESTION)
+            return (await client.post(url, json=call, headers=headers, timeout=seconds)).text
+
+        with pytest.raises(httpx.ReadTimeout):
+            await read_text(2, 0.5)
+        assert "try again later" in await read_text(3)
+        policy.delay = 0
+        while "try again later" in (reply := await read_text(4)):
+            pass
+        assert "run_id" in reply
 
 
 async def test_large_bodies_count_until_their_requests_end(monkeypatch) -> None:
@@ -608,8 +618,7 @@ async def test_a_cancellation_waits_for_the_cleanup_of_the_read() -> None:
 
     with anyio.move_on_after(0.05) as scope:
         await shield_work(sleep_and_close())
-    assert scope.cancelled_caught
-    assert is_closed
+    assert (scope.cancelled_caught, is_closed) == (True, True)
 
 
 def test_standard_output_has_only_the_protocol() -> None:
@@ -642,8 +651,8 @@ def test_remote_clients_need_an_explicit_option(folder) -> None:
     assert "does not exist" in get_usage_error("--root", folder / "nowhere")
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        options = ("--http", "--port", port, "--base-url", "http://127.0.0.1:9/v1")
-        assert "cannot listen" in get_usage_error(*options, *SMALL_SETTINGS)
+        options = ("--http", "--port", port, "--base-url", "http://127.0.0.1:9/v1", *SMALL_SETTINGS)
+        assert "cannot listen" in get_usage_error(*options)
 
 
 @pytest.mark.parametrize(("headers", "status"), [

@@ -207,7 +207,9 @@ def test_request_above_the_limits_is_refused_with_retry_after(slow_upstream: Fak
         texts_before = list((tmp_path / "documents" / "temporary").iterdir())
         refusal = post(server.api, make_request("A third question?", f"{LONG_TEXT} more"))
         assert refusal.status_code == 429
-        assert list((tmp_path / "documents" / "temporary").iterdir()) == texts_before, "a refused request leaves no text"
+        assert list((tmp_path / "documents" / "temporary").iterdir()) == texts_before, (
+            "a refused request leaves no text"
+        )
         assert int(refusal.headers["Retry-After"]) >= 1
         assert refusal.json()["error"]["type"] == "rate_limit_error"
         further_refusals = [post(server.api, make_request(f"Question {number}?")) for number in range(2)]

@@ -25,9 +25,8 @@ ALICE, BOB = Owner("alice"), Owner("bob")
 
 
 def make_uploads(folder: Path, *, quota: int = 10_000, total_quota: int = 100_000, **options: Any) -> Uploads:
-    store = DocumentStore(folder / "documents")
-    ledger = Ledger(folder / "reads.sqlite")
-    return Uploads(folder / "files", ledger, store, quota=quota, total_quota=total_quota, **options)
+    values = folder / "files", Ledger(folder / "reads.sqlite"), DocumentStore(folder / "documents")
+    return Uploads(*values, quota=quota, total_quota=total_quota, **options)
 
 
 def list_text_keys(files: Uploads, owner: Owner) -> set[str]:
@@ -50,11 +49,9 @@ def test_failed_or_killed_upload_leaves_no_file(tmp_path: Path, monkeypatch) -> 
         patch.setattr(shutil, "copyfileobj", raise_disk_full)
         with pytest.raises(OSError, match="no space"):
             files.add(LOCAL, "lost.txt", "user_data", io.BytesIO(b"another"))
-    assert files.list_files(LOCAL) == [kept_file]
-    assert count_files(tmp_path / "files") == 1
+    assert (files.list_files(LOCAL), count_files(tmp_path / "files")) == ([kept_file], 1)
     (tmp_path / "files" / LOCAL.name / f"file-{'0' * 32}.bin").write_bytes(b"half")
-    assert make_uploads(tmp_path).list_files(LOCAL) == [kept_file]
-    assert count_files(tmp_path / "files") == 1
+    assert (make_uploads(tmp_path).list_files(LOCAL), count_files(tmp_path / "files")) == ([kept_file], 1)
 
 
 def test_concurrent_uploads_stay_within_both_quotas(tmp_path: Path) -> None:
@@ -105,8 +102,8 @@ async def test_a_text_counts_again_with_other_labels_which_are_removed_with_it(t
     in_use += (await add_labels(ALICE, "cdef"))[2:]
     with pytest.raises(APIError, match="delete some"):
         await add_labels(ALICE, "g")
-    assert files.store.sections(bobs_text)[0].label == "b" * 20
-    assert files.store.headings(bobs_text)[0].label == "H"
+    marks = [*files.store.sections(bobs_text), *files.store.headings(bobs_text)]
+    assert marks == [SourceMark(0, "b" * 20), SourceMark(0, "H")]
     assert count_files(tmp_path / "documents") == 9, "a text and two lists for each of b, e and f"
 
 
