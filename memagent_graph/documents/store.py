@@ -327,11 +327,11 @@ class DocumentStore:
 
     def _find_path(self, ref: DocumentRef, kind: _Kind) -> Path:
         """Return the path of a part of a document: that of this store, or else that of the other kind of store."""
-        path, other_path = (
-            self._get_path(ref, kind, is_temporary=is_temporary)
-            for is_temporary in (self._is_temporary, not self._is_temporary)
-        )
-        return path if path.exists() or not other_path.exists() else other_path
+        path = self._get_path(ref, kind, is_temporary=self._is_temporary)
+        if path.exists():
+            return path
+        other_path = self._get_path(ref, kind, is_temporary=not self._is_temporary)
+        return other_path if other_path.exists() else path
 
     def _get_path(self, ref: DocumentRef, kind: _Kind, *, is_temporary: bool) -> Path:
         """Return the path of a part of a document.
