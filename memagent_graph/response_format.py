@@ -421,9 +421,8 @@ def _require_supported(schema: dict[str, Any]) -> None:
         try:
             _compile_pattern(pattern)
         except PydanticSchemaError as error:
-            reason = (
-                str(error).rpartition("rror: ")[2].rstrip(".")
-            )  # the last line of the regular expression engine's message
+            # The last line of the message of the engine for regular expressions.
+            reason = str(error).rpartition("rror: ")[2].rstrip(".")
             raise ResponseFormatError(
                 f"the pattern {_shorten(pattern)} is not supported: {reason}",
                 hint="Patterns are matched in linear time, without look-around and back-references.",

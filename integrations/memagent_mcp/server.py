@@ -106,7 +106,11 @@ class MemAgentServer(FastMCP[Any]):
     @asynccontextmanager
     async def _hold_request(self) -> AsyncIterator[None]:
         """Count a request's body until its tool call ends, which may be long after its client has gone."""
-        context = self._mcp_server.request_context
+        try:
+            context = self._mcp_server.request_context
+        except LookupError:  # the caller is in this process
+            yield
+            return
         body_bytes = len(await context.request.body()) if context.request else 0
         self._call_bytes += body_bytes
         try:

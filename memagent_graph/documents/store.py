@@ -338,7 +338,7 @@ class DocumentStore:
 
         Raises:
             DocumentError: the key is malformed.
-            ValueError: the name of sections or headings is no digest.
+            ValueError: the name of sections or headings is not a digest.
         """
         match = _KEY.fullmatch(ref["key"])
         if match is None:

@@ -32,10 +32,10 @@ def find_credentials(headers: Mapping[str, str]) -> Iterator[str]:
             yield from (part for part in (*words[1:], *parts) if len(part) >= _MIN_SUBSTRING_CHARACTERS)
 
 
-def find_query_credentials(parameters: Mapping[str, str]) -> Iterator[str]:
+def find_query_credentials(parameters: Mapping[str, object]) -> Iterator[str]:
     """Yield the long values of query parameters whose names are those of credentials. Azure's functions have a code."""
     for name, value in parameters.items():
-        text = str(value)  # a number, too, can be sent
+        text = str(value)
         if len(text) >= _MIN_SUBSTRING_CHARACTERS and (_CREDENTIAL_NAME.search(name) or name.lower().endswith("code")):
             yield text
 

@@ -45,7 +45,7 @@ _MAX_TOTAL_BYTES: Final = 2 * _MAX_BYTES
 _SMALL_BYTES: Final = 128 << 10
 """Maximum size of a value with keys that are no texts. Tuples can be chosen so that all have the same hash, and then a
 dict of this size takes a second, and one of 12 MiB hours."""
-_MAX_KEY_SECONDS: Final = 5
+_MAX_KEY_SECONDS: Final = 5.0
 """After this processor time for such values of a state, no further one is decoded. Usual ones take milliseconds."""
 _MAX_NESTING: Final = 6
 """Maximum number of objects inside each other. Each is decoded from a copy of its bytes; small ones may be ten times as
@@ -76,8 +76,17 @@ _CONSTRUCTORS: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
     ),
 }
 """What a state can have besides plain values: what LangGraph adds to states, and types of Python's library."""
-_limits: Final = ContextVar[list[float]]("_limits")
-"""The bytes that the other values of a state may have, and the seconds for those with keys that are no texts."""
+
+
+@dataclass(slots=True)
+class _Limits:
+    """What the other values of a state may need."""
+
+    byte_count: int = _MAX_TOTAL_BYTES
+    key_seconds: float = _MAX_KEY_SECONDS
+
+
+_limits: Final = ContextVar[_Limits]("_limits")
 
 
 class _GraphState(TypedDict):
@@ -150,9 +159,9 @@ class CompressedSerializer(SerializerProtocol):
         try:
             if type_name == _TEXT_TYPE or type_name.endswith(_COMPRESSED_SUFFIX):
                 content = inflate(content, _MAX_BYTES)
-            limits = _limits.get(_make_limits())
-            limits[0] -= len(content)
-            if len(content) > _MAX_BYTES or limits[0] < 0:
+            limits = _limits.get(_Limits())
+            limits.byte_count -= len(content)
+            if len(content) > _MAX_BYTES or limits.byte_count < 0:
                 raise ValueError(f"it has more than {_MAX_BYTES:,} bytes, or its state more than {_MAX_TOTAL_BYTES:,}")
             if type_name == _TEXT_TYPE:
                 return content.decode("utf-8", "surrogatepass")
@@ -166,26 +175,22 @@ class CompressedSerializer(SerializerProtocol):
             raise UndecodableStateError(f"a state of type {type_name!r} cannot be decoded: {error}") from error
 
 
-def _make_limits() -> list[float]:
-    return [_MAX_TOTAL_BYTES, _MAX_KEY_SECONDS]
-
-
-def _decode(data: bytes, limits: list[float]) -> Any:
+def _decode(data: bytes, limits: _Limits) -> Any:
     try:
         return _unpack(data, None, 0)
     except ormsgpack.MsgpackDecodeError as error:
-        if len(data) > _SMALL_BYTES or limits[1] <= 0:
-            reason = f"above {_SMALL_BYTES:,} bytes, or after {_MAX_KEY_SECONDS} seconds, keys have to be texts"
+        if len(data) > _SMALL_BYTES or limits.key_seconds <= 0:
+            reason = f"above {_SMALL_BYTES:,} bytes, or after {_MAX_KEY_SECONDS:g} seconds, keys have to be texts"
             raise ValueError(f"{error}; {reason}") from error
         start = thread_time()
         value = _unpack(data, ormsgpack.OPT_NON_STR_KEYS, 0)
-        limits[1] -= thread_time() - start
+        limits.key_seconds -= thread_time() - start
         return value
 
 
 def _require_decodable(data: bytes) -> None:
     try:
-        _decode(data, _make_limits())
+        _decode(data, _Limits())
     except Exception as error:  # the decoder does not say which
         raise CheckpointError(
             f"a checkpoint of {len(data):,} bytes cannot be read again: it has arrays of NumPy, too many "
@@ -222,7 +227,7 @@ def _make_object(code: int, data: bytes, option: int | None, depth: int) -> Any:
 
 def reset_size_limits() -> None:
     """Start counting the bytes of the next state in this task."""
-    _limits.set(_make_limits())
+    _limits.set(_Limits())
 
 
 def require_state(state: _State) -> _State:

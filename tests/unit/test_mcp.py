@@ -24,6 +24,7 @@ import httpx
 import pytest
 from mcp import ClientSession, types
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server.fastmcp.exceptions import ToolError
 from mcp.server.stdio import stdio_server
 from mcp.shared.memory import create_connected_server_and_client_session
 from starlette.exceptions import HTTPException
@@ -732,3 +733,9 @@ class TestStructuredAnswersAndPages:
                 await read_book(session, path="a.pdf", pages="4")
             )
             assert "has no pages to choose" in get_error_text(await read_book(session, pages="2-3"))
+
+
+async def test_a_call_outside_of_a_request_is_a_clear_error(tmp_path: Path) -> None:
+    server = make_server(MemAgent(policy=ScriptedPolicy(read_perfectly), tokenizer="embedded", store=tmp_path))
+    with pytest.raises(ToolError, match="outside of a request"):
+        await server.call_tool("read_document", {"text": TEXT, "questions": QUESTION})
