@@ -14,12 +14,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.events import ReadEvent
 from memagent_graph.policy import ARRAY_TYPES
 from memagent_graph.run_log.packing import pack_numbers, pack_text, unpack_numbers, unpack_text
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Reward, RunRecord
+from memagent_graph.trace import Span
 
 Record = TypeVar("Record")
 MAX_RUN_SIZE: Final = 1 << 26
