@@ -1,7 +1,7 @@
 """The records of a run log, and filters of runs. All times are seconds since 1970.
 
 The fields of `RunRecord`, `Conversation`, `LoggedEvent` and `Reward` are the columns of the log's tables and of
-exports; `columns` stores them by type. A new field needs no other change in this package.
+exports; `tables` stores them by type. A new field needs no other change in this package.
 """
 
 from __future__ import annotations
