@@ -87,7 +87,7 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
                         completion_tokens=len(completion),
                         cached_tokens=0,
                         finish_reason="stop",
-                        text=tokenizer.decode(completion),
+                        text=text[: 4 * len(completion)],
                         prompt_token_ids=prompt,
                         token_ids=completion,
                         logprobs=[-rng.expovariate(2.0) for _ in completion],

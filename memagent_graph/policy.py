@@ -27,9 +27,6 @@ class Message(TypedDict):
 Messages: TypeAlias = Sequence[Message]
 """A chat prompt. The policy applies the chat template of its model."""
 
-TokenIds: TypeAlias = Sequence[int]
-"""A prompt as token ids. It is sent without a chat template."""
-
 
 class FinishReason(StrEnum):
     """The reason why the policy stopped writing."""
@@ -41,7 +38,7 @@ class FinishReason(StrEnum):
     REFUSED = "refused"
     """The policy, or a filter in front of it, refused."""
     FAILED = "failed"
-    """The server failed during generation. Policies retry then, so no completion has this reason."""
+    """The server failed during generation. Policies retry or raise an error, so no completion has this reason."""
     OTHER = "other"
     """Any other reason that the server gives."""
 
@@ -137,8 +134,6 @@ class Completion(Origin):
     """Events of the request for the user, such as a field that the server does not accept."""
 
     def __post_init__(self) -> None:
-        if self.logprobs is self.token_ids is self.prompt_token_ids is None:
-            return
         # A hundred replies have hundreds of thousands of numbers, which the garbage collector would visit in lists.
         for name, type_code in ARRAY_TYPES.items():
             values = getattr(self, name)
@@ -159,7 +154,7 @@ class Policy(Protocol):
         """The model's name, for results and logs."""
         ...
 
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+    async def complete(self, prompt: Messages, sampling: SamplingParams) -> Completion:
         """Return one completion.
 
         Raises:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, cached_property
@@ -210,7 +210,6 @@ def load_prompts(
     update_template: Path | str | None = None,
     answer_template: Path | str | None = None,
     empty_memory: str | None = None,
-    control_tokens: Iterable[str] = (),
     base: Prompts | None = None,
 ) -> Prompts:
     """Return the prompts of `base` (by default the paper's) with some parts replaced. None leaves a part unchanged.
@@ -221,7 +220,6 @@ def load_prompts(
         update_template: a UTF-8 text file with {prompt}, {memory} and {chunk} between tags.
         answer_template: a UTF-8 text file with {prompt} and {memory} between tags, and {schema} for structured answers.
         empty_memory: the text of the memory before the first update.
-        control_tokens: further control tokens of the model's chat template.
         base: prompts to start from, such as the prompts of a policy's training.
 
     Raises:
@@ -244,7 +242,6 @@ def load_prompts(
         answer=answer,
         answer_format=chosen_format,
         empty_memory=empty_memory or base.empty_memory,
-        control_tokens=base.control_tokens.union(control_tokens),
     )
 
 

@@ -107,7 +107,7 @@ class RunLog:
             if prompts is not None:
                 tables.insert_template(connection, prompts.fingerprint, prompts.wording)
 
-        return self._writer.submit(write_start, may_wait=True)
+        return self._writer.submit(write_start)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
         """Log the end of a run."""
@@ -117,7 +117,7 @@ class RunLog:
         def write_end(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
 
-        return self._writer.submit(write_end, may_wait=True)
+        return self._writer.submit(write_end)
 
     def record(
         self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
@@ -141,11 +141,7 @@ class RunLog:
                 tables.supersede_slot(connection, values)
             return tables.insert_row(connection, "conversations", values)
 
-        return self._writer.submit(write_conversation, may_wait=True)
-
-    def flush_soon(self) -> None:
-        """Write the submitted entries within milliseconds, because a caller waits for them."""
-        self._writer.flush_soon()
+        return self._writer.submit(write_conversation)
 
     def edit(
         self,
@@ -282,7 +278,6 @@ class RunLog:
         Raises:
             RunLogError: the entry could not be written.
         """
-        self._writer.flush_soon()
         with self._translate_errors():
             return future.result()
 

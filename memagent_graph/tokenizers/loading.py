@@ -1,4 +1,4 @@
-"""Loads tokenizers, which convert text to ids and back, and count the characters that the first n tokens cover.
+"""Loads tokenizers, which convert text to ids, and count the characters that the first n tokens cover.
 
 `load_tokenizer` accepts `embedded`, a tiktoken encoding or model name, a file or folder with a tokenizer.json, or a hub
 id. tiktoken handles OpenAI's encodings and most byte-level BPE, the `tokenizers` library the rest.
@@ -83,10 +83,6 @@ class Tokenizer(Protocol):
         """Return the ids of `text`, without any special token."""
         ...
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of `ids`. Incomplete characters become U+FFFD. Raises TokenizerError for unknown ids."""
-        ...
-
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
         ...
@@ -127,13 +123,6 @@ class TiktokenTokenizer:
                 raise
         middle = len(piece) // 2
         return self._encode_piece(piece[:middle]) + self._encode_piece(piece[middle:])
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of `ids`."""
-        try:
-            return self._encoding.decode(ids, errors="replace")
-        except (KeyError, OverflowError) as error:
-            raise TokenizerError(f"the tokenizer {self.name} has no token {error}", hint=_MISMATCH_HINT) from error
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
@@ -242,16 +231,6 @@ class HFTokenizer:
         pieces = [*self._iter_encodings(text)]
         first_tokens = itertools.accumulate((len(encoding) for _, encoding in pieces), initial=0)
         return _HFText(text, pieces, [*first_tokens], composes=self._composes)
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of `ids`."""
-        if self._fast is not None:
-            return self._fast.decode(ids)
-        with _translate_library_errors(self.name):
-            unknown_ids = (i for i in set(ids) if not 0 <= i < 1 << 32 or self._backend.id_to_token(i) is None)
-            if (unknown_id := next(unknown_ids, None)) is None:  # the library would silently drop it
-                return self._backend.decode(ids, skip_special_tokens=False)
-        raise TokenizerError(f"the tokenizer {self.name} has no token {unknown_id}", hint=_MISMATCH_HINT)
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
@@ -411,7 +390,6 @@ def _fetch_from_hub(repository: str) -> Path:
         ) from error
 
 
-_MISMATCH_HINT = "The ids come from another tokenizer. Use the tokenizer of the model that wrote them."
 _CONVERT_HINT = (
     "Write one with transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER), then pass the folder."
 )

