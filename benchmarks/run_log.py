@@ -52,7 +52,7 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
     """
     tokenizer = load_large_tokenizer()
     text = make_prose(2_000_000)
-    ids = tokenizer.encode(text[:4_000_000])
+    ids = tokenizer._backend.encode(text[:4_000_000], add_special_tokens=False).ids
     rng = random.Random(1)
     reference = DocumentRef(key="sha256:" + "0" * 64, name="prose.txt", media_type="text/plain", size=len(text))
     with tempfile.TemporaryDirectory() as folder:

@@ -86,11 +86,6 @@ class PromptTemplate:
         """The names of the fields in the text."""
         return frozenset(self._field.findall(self.text))
 
-    @property
-    def tags(self) -> frozenset[str]:
-        """The names of the tags that delimit the parts."""
-        return frozenset(_TAG.findall(self.text))
-
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """Literal text and field names alternately, beginning and ending with literal text."""
@@ -160,7 +155,8 @@ class Prompts:
     @cached_property
     def _escape_patterns(self) -> dict[str, re.Pattern[str]]:
         """The patterns to escape in a field, by their first character, which makes the search fast."""
-        tags = "|".join(sorted(map(re.escape, {tag for template in self.templates.values() for tag in template.tags})))
+        names = {tag for template in self.templates.values() for tag in _TAG.findall(template.text)}
+        tags = "|".join(sorted(map(re.escape, names)))
         continuations = [("<", rf"\s*(?:/\s*)?(?:{tags})\b")]
         continuations += [(token[0], re.escape(token[1:])) for token in sorted(self.control_tokens) if len(token) > 1]
         continuations += FAMILY_MARKERS.items() if self.guards_families else ()

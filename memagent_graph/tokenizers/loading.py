@@ -1,4 +1,4 @@
-"""Loads tokenizers, which convert text to ids, and count the characters that the first n tokens cover.
+"""Loads tokenizers, which count tokens, and the characters that the first n tokens cover.
 
 `load_tokenizer` accepts `embedded`, a tiktoken encoding or model name, a file or folder with a tokenizer.json, or a hub
 id. tiktoken handles OpenAI's encodings and most byte-level BPE, the `tokenizers` library the rest.
@@ -60,8 +60,8 @@ class TextTokens(Protocol):
 class Tokenizer(Protocol):
     """The protocol that the chunker, the budget and the prompts use.
 
-    `encode` treats every text as ordinary text: `<|im_end|>` becomes the tokens of these characters, never the control
-    token. It accepts any str. Lone surrogates are encoded like U+FFFD.
+    Every text is ordinary text: `<|im_end|>` has the tokens of these characters, never the control token. Any str is
+    accepted. Lone surrogates have the tokens of U+FFFD.
     """
 
     @property
@@ -77,10 +77,6 @@ class Tokenizer(Protocol):
     @property
     def special_tokens(self) -> frozenset[str]:
         """Texts that a chat template treats as control tokens, such as `<|im_end|>`."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, without any special token."""
         ...
 
     def count(self, text: str) -> int:
@@ -182,7 +178,7 @@ class HFTokenizer:
         if self._fast is None:
             _ = self._backend
         # A prompt is counted before it is sent, and again if the server does not report its tokens.
-        self._encode_cached = functools.lru_cache(maxsize=8)(self.encode)
+        self._count_cached = functools.lru_cache(maxsize=8)(lambda text: len(self.tokenize(text)))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the specification, because the library's pickle loses a setting."""
@@ -218,12 +214,6 @@ class HFTokenizer:
             yield start, encoding
             start += len(piece)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`."""
-        if (fast := self._choose_fast(text)) is not None:
-            return fast.encode(text)
-        return [token for _, encoding in self._iter_encodings(text) for token in encoding.ids]
-
     def tokenize(self, text: str) -> TextTokens:
         """Return the tokens of `text` with their positions."""
         if (fast := self._choose_fast(text)) is not None:
@@ -234,7 +224,7 @@ class HFTokenizer:
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
-        return len(self._encode_cached(text))
+        return self._count_cached(text)
 
 
 @dataclass(frozen=True, slots=True)
