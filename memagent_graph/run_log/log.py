@@ -20,7 +20,6 @@ from memagent_graph.events import EventKind
 from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import tables
-from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import (
     Conversation,
     LoggedEvent,
@@ -31,6 +30,7 @@ from memagent_graph.run_log.records import (
     RunRecord,
     RunTotals,
     TextKind,
+    build_trace,
     describe_edit,
 )
 from memagent_graph.run_log.tables import Record, bound_records, connect, pack_row, unpack_row
