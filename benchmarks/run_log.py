@@ -18,8 +18,8 @@ from benchmarks.slow_server import run_slow_server
 from benchmarks.text import generate_documents, make_prose
 from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DELAY_MS, DOCUMENTS, make_pass, make_reader, take_turns
 from memagent_graph import Document, DocumentRef, DocumentStore, RunLog
-from memagent_graph.calls import Span, Writes
 from memagent_graph.run_log import Conversation, Outcome
+from memagent_graph.trace import Span, Writes
 
 _CONVERSATION_COUNT = 400
 _PROMPT_TOKENS = 1500
