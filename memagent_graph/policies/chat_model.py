@@ -78,13 +78,13 @@ class ChatModelPolicy:
         """
         messages = [(message["role"], message["content"]) for message in prompt]
         async with self._slots.get():
-            completion = self._decode_reply(await self._call_model(messages, sampling), sampling)
+            completion = await self._call_model(messages, sampling)
         if completion.finish_reason is FinishReason.FAILED:
             raise PolicyResponseError(f"{self.name} failed during a reply", hint="See its server's log, then resume.")
         return completion
 
-    async def _call_model(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> AIMessage:
-        """Call the model. If its error names an option, call it again without the option."""
+    async def _call_model(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> Completion:
+        """Call the model and decode its reply. If its error names an option, call it again without the option."""
         refused_options: set[str] = set()
         while True:
             # Some models refuse top_p together with temperature.
@@ -95,8 +95,10 @@ class ChatModelPolicy:
                 limit_name = next((name for name in _MAX_TOKENS_FIELDS if name in fields), "max_tokens")
                 arguments = {limit_name if name == "max_tokens" else name: value for name, value in options.items()}
                 if limit_name == "num_predict":
-                    return await self._model.model_copy(update=arguments).ainvoke(messages)
-                return await self._model.ainvoke(messages, **arguments)
+                    reply = await self._model.model_copy(update=arguments).ainvoke(messages)
+                else:
+                    reply = await self._model.ainvoke(messages, **arguments)
+                return self._decode_reply(reply, sampling)
             except Exception as error:  # noqa: BLE001  whatever the model raises
                 option = find_refused_field(str(error), options)
                 if option is not None:
@@ -113,14 +115,8 @@ class ChatModelPolicy:
                 )  # a tracer would record the message of the cause, with its secrets
 
     def _decode_reply(self, reply: AIMessage, sampling: SamplingParams) -> Completion:
-        try:
-            text = extract_text(reply.content) or ""
-            metadata = reply.response_metadata or {}
-        except (AttributeError, ValueError) as error:
-            raise PolicyResponseError(
-                f"{self.name} answered with {type(reply).__name__}, not a message",
-                hint="Its `_generate` or `_agenerate` has to return an AIMessage with text.",
-            ) from error
+        text = extract_text(reply.content) or ""
+        metadata = reply.response_metadata
         raw_reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
         is_refusal = has_refusal({"content": reply.content, **reply.additional_kwargs}) and not text
         reason = FinishReason.REFUSED if is_refusal else parse_finish_reason(raw_reason)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -191,10 +190,6 @@ class HFTokenizer:
         backend.encode_special_tokens = True
         return backend
 
-    def _choose_fast(self, text: str) -> TiktokenTokenizer | None:
-        """Return the tiktoken tokenizer if it gives the same ids for `text`, or None."""
-        return self._fast if not self._composes or unicodedata.is_normalized("NFC", text) else None
-
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of model, normalizer, pre-tokenizer and added tokens."""
@@ -205,22 +200,18 @@ class HFTokenizer:
         text = json.dumps(rules, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
-    def _iter_encodings(self, text: str) -> Iterator[tuple[int, Encoding]]:
-        """Yield the start and the encoding of each piece of `text`."""
-        start = 0
+    def tokenize(self, text: str) -> TextTokens:
+        """Return the tokens of `text` with their positions."""
+        if self._fast is not None and (not self._composes or unicodedata.is_normalized("NFC", text)):
+            return self._fast.tokenize(text)
+        pieces, first_tokens, start = list[tuple[int, Encoding]](), [0], 0
         for piece in cut_pieces(replace_lone_surrogates(text)):
             with _translate_library_errors(self.name):
                 encoding = self._backend.encode(piece, add_special_tokens=False)
-            yield start, encoding
+            pieces.append((start, encoding))
+            first_tokens.append(first_tokens[-1] + len(encoding))
             start += len(piece)
-
-    def tokenize(self, text: str) -> TextTokens:
-        """Return the tokens of `text` with their positions."""
-        if (fast := self._choose_fast(text)) is not None:
-            return fast.tokenize(text)
-        pieces = [*self._iter_encodings(text)]
-        first_tokens = itertools.accumulate((len(encoding) for _, encoding in pieces), initial=0)
-        return _HFText(text, pieces, [*first_tokens], composes=self._composes)
+        return _HFText(text, pieces, first_tokens, composes=self._composes)
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
