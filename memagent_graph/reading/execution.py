@@ -189,6 +189,7 @@ class Execution:
     """Policy, tokenizer, store, prompts and budgets. They do not change."""
     recording: Recording | None = field(default=None, repr=False)
     """The run's recording, if runs are logged."""
+    has_checkpoints: bool = False
     start_time: float = field(default_factory=time.monotonic)
     chunk_count: int = 0
     token_count: int = 0

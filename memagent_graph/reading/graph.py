@@ -126,7 +126,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         return {
             **options,
             "config": {**(config or {}), "recursion_limit": _RECURSION_LIMIT},
-            "context": Execution(context, recording),
+            "context": Execution(context, recording, has_checkpoints),
             "durability": durability,
         }
 

@@ -24,7 +24,6 @@ from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.execution import Execution, ProcessorTurn, StepExecution
-from memagent_graph.reading.langgraph_internals import CHECKPOINTER, get_config_entry
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.reading.tracing import get_trace_ids, observe_policy
 from memagent_graph.trace import Call, Writes, pack_call, unpack_calls
@@ -107,9 +106,7 @@ class LoopNode(StepNode):
         runtime = get_runtime(Execution)
         execution, context = runtime.context, runtime.context.context
         change = await self.run(input, runtime, config)
-        is_observed = (
-            get_config_entry(config, CHECKPOINTER) is not None or observe_policy(context, config) is not context
-        )
+        is_observed = execution.has_checkpoints or observe_policy(context, config) is not context
         if context.on_hidden_update is None or is_observed:  # checkpoints or callbacks need the supersteps
             return change
         state, total_change = dict(input), dict[str, Any]()
