@@ -108,7 +108,7 @@ def _time_call(function: Callable[[], object]) -> float:
 
 def _count_chunked_tokens(store: DocumentStore, reference: DocumentRef, tokenizer: HFTokenizer) -> int:
     # Clear the cache of the previous round, to measure a document that was not read before.
-    chunking._PIECE_CACHE = chunking._PieceCache()
+    chunking._newest_pieces.clear()
     return sum(chunk.tokens for chunk in Chunker(store, reference, tokenizer, CHUNK_TOKENS).chunks())
 
 

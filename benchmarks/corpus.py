@@ -38,7 +38,7 @@ from memagent_graph import (
     SamplingParams,
     load_prompts,
 )
-from memagent_graph.policy import Messages, TokenIds, TokenUsage
+from memagent_graph.policy import Messages, TokenUsage
 
 IN_FLIGHT: Final = 256
 DOCUMENTS: Final = 1536
@@ -121,9 +121,9 @@ class InstantPolicy:
 
     name = "at once"
 
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+    async def complete(self, prompt: Messages, sampling: SamplingParams) -> Completion:
         """Return a fixed memory or answer."""
-        is_update = "<section>" in prompt[0]["content"]  # type: ignore[index]
+        is_update = "<section>" in prompt[0]["content"]
         text = "kept" if is_update else "\\boxed{x}"
         return Completion(text, FinishReason.STOP, self.name, TokenUsage(100, 10))
 

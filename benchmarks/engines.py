@@ -5,8 +5,8 @@
 
 Each engine reads the same documents on one thread, with four questions each and the policy's own strategy. One read
 asks all questions of a document, so a server gets them at once. Answers that differ from those of the first engine are
-printed. Prefill and decoding are measured separately, with prompts of token ids: `PREFILL_TOKENS` ids with one token of
-output, and a short prompt with `DECODED_TOKENS` tokens of output.
+printed. Prefill and decoding are measured separately: a message of `PREFILL_TOKENS` tokens with one token of output,
+and a short message with `DECODED_TOKENS` tokens of output.
 
 `make vllm` installs vLLM, and `make .venv-llama/.installed` installs llama.cpp. Engines that are not installed are
 skipped with a message.
@@ -36,7 +36,8 @@ from memagent_graph import LocalPolicy, MemAgent, OpenAICompatiblePolicy, Sampli
 from memagent_graph.documents import Document
 from memagent_graph.policies.added import find_added_policy_folder
 from memagent_graph.policies.profile import require_profile
-from memagent_graph.tokenizers import load_tokenizer
+from memagent_graph.policy import Message
+from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 
 Policy: TypeAlias = LocalPolicy | OpenAICompatiblePolicy
 POLICY_NAME: Final = "english"
@@ -176,19 +177,25 @@ def measure_engine(engine: str, documents: Sequence[DemoDocument]) -> Measuremen
 
 async def _measure_speeds(policy: Policy) -> tuple[float, float]:
     """Return the tokens per second of prefill and of decoding: the best of some rounds, each with other tokens."""
-    ids = load_tokenizer(_find_policy_folder()).encode(make_demo_document(5000).text)
+    tokenizer = load_tokenizer(_find_policy_folder())
+    ids = tokenizer.encode(make_demo_document(5000).text)
     prefill_rate, decoding_rate = 0.0, 0.0
     for start in range(0, _ROUNDS * PREFILL_TOKENS, PREFILL_TOKENS):
         start_time = time.monotonic()
-        await policy.complete(ids[start : start + PREFILL_TOKENS], SamplingParams(max_tokens=1))
-        prefill_rate = max(prefill_rate, PREFILL_TOKENS / (time.monotonic() - start_time))
-        short_prompt = ids[start : start + SHORT_PROMPT_TOKENS]
+        completion = await policy.complete(_make_prompt(tokenizer, ids[start:][:PREFILL_TOKENS]), SamplingParams(1))
+        assert completion.usage
+        prefill_rate = max(prefill_rate, completion.usage.prompt_tokens / (time.monotonic() - start_time))
+        short_prompt = _make_prompt(tokenizer, ids[start:][:SHORT_PROMPT_TOKENS])
         start_time = time.monotonic()
         completion = await policy.complete(short_prompt, SamplingParams(max_tokens=DECODED_TOKENS))
         assert completion.usage
         decoding_rate = max(decoding_rate, completion.usage.completion_tokens / (time.monotonic() - start_time))
     await policy.aclose()  # its connections belong to this event loop
     return prefill_rate, decoding_rate
+
+
+def _make_prompt(tokenizer: Tokenizer, ids: list[int]) -> list[Message]:
+    return [Message(role="user", content=tokenizer.decode(ids))]
 
 
 def _find_policy_folder() -> Path:

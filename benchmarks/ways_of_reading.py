@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.figures import Figure, print_table
 from benchmarks.text import make_prose
 from memagent_graph import Budget, Completion, FinishReason, MemAgent, ReadResult, Trace, load_tokenizer
-from memagent_graph.policy import Messages, SamplingParams, TokenIds, TokenUsage
+from memagent_graph.policy import Messages, SamplingParams, TokenUsage
 from memagent_graph.prompts import load_prompts
 
 STRATEGIES = (
@@ -62,9 +62,9 @@ class TimedPolicy:
     def __post_init__(self) -> None:
         self._count = load_tokenizer("embedded").count
 
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+    async def complete(self, prompt: Messages, sampling: SamplingParams) -> Completion:
         """Return the scripted reply after the time for its tokens."""
-        text = str(prompt[0]["content"])  # type: ignore[index]
+        text = prompt[0]["content"]
         reply_text = write_reply(text)
         tokens = self._count(reply_text)
         await asyncio.sleep(tokens * self.ms / 1000)

@@ -136,15 +136,14 @@ class SourceFile:
                 "It may be damaged: save it again, or convert it to plain text.",
             ) from error
 
-    def embedded(self, name: str, data: bytes, kind: str | None = None) -> Parts:
+    def embedded(self, name: str, data: bytes) -> Parts:
         """Convert a file inside this file. A file that cannot be converted yields an omission.
 
         Args:
-            name: the name of the inner file.
+            name: the name of the inner file, from which its kind follows. "txt", "md" and "csv" need no converter.
             data: its content.
-            kind: its kind, by default from its name. "txt" and "md" need no converter.
         """
-        kind = kind or PurePath(name).suffix.lower().removeprefix(".")
+        kind = PurePath(name).suffix.lower().removeprefix(".")
         heading = f"file {name}"
         if kind in {"txt", "md", "csv"}:
             charset = "utf-8" if data == data.decode("utf-8", "ignore").encode() else "cp1252"  # as mail programs do

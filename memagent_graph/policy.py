@@ -27,9 +27,6 @@ class Message(TypedDict):
 Messages: TypeAlias = Sequence[Message]
 """A chat prompt. The policy applies the chat template of its model."""
 
-TokenIds: TypeAlias = Sequence[int]
-"""A prompt as token ids. It is sent without a chat template."""
-
 
 class FinishReason(StrEnum):
     """The reason why the policy stopped writing."""
@@ -159,7 +156,7 @@ class Policy(Protocol):
         """The model's name, for results and logs."""
         ...
 
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+    async def complete(self, prompt: Messages, sampling: SamplingParams) -> Completion:
         """Return one completion.
 
         Raises:

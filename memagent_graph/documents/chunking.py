@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+from weakref import WeakValueDictionary
 
 from typing_extensions import TypedDict
 
@@ -42,12 +42,7 @@ _MAX_CHARACTER_TOKENS = 64
 """Maximum tokens of a character that is not split."""
 _MAX_EXCESS_TOKENS = 3
 """Maximum excess tokens of a chunk, for a code point that has several tokens."""
-_CACHED_BYTES = 8 * 1024 * 1024
-_BYTES_PER_TOKEN = 136
-"""The memory of a token and its position."""
 _MAX_TOKEN_CHARACTERS = 40
-_BYTES_PER_PIECE = 600
-"""The memory of a piece without its text and tokens. It matters in a corpus of tiny documents."""
 _TAILS: dict[Boundary, tuple[tuple[Boundary, int], ...]] = {
     "sentence": (("sentence", _TAIL_PERCENT),),
     "paragraph": (("paragraph", _TAIL_PERCENT),),
@@ -105,7 +100,7 @@ class Chunk:
     splits: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class _Piece:
     """A tokenised part of a document, from `start_byte` to `end_byte`. `is_last` is True for the last piece."""
 
@@ -116,41 +111,14 @@ class _Piece:
     is_last: bool
 
 
-class _PieceCache:
-    """The most recent pieces, shared by all chunkers of a process: many questions tokenise a document once."""
-
-    def __init__(self) -> None:
-        self._bytes = 0
-        self._pieces: OrderedDict[tuple[str, str, int], _Piece] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[str, str, int]) -> _Piece | None:
-        with self._lock:
-            piece = self._pieces.get(key)
-            if piece is not None:
-                self._pieces.move_to_end(key)
-            return piece
-
-    def put(self, key: tuple[str, str, int], piece: _Piece) -> None:
-        with self._lock:
-            if key in self._pieces:
-                return
-            self._pieces[key] = piece
-            self._bytes += self._estimate_bytes(piece)
-            while self._bytes > _CACHED_BYTES and len(self._pieces) > 1:
-                self._bytes -= self._estimate_bytes(self._pieces.popitem(last=False)[1])
-
-    @staticmethod
-    def _estimate_bytes(piece: _Piece) -> int:
-        text_bytes = len(piece.text) * (1 if piece.text.isascii() else 4)
-        return _BYTES_PER_PIECE + len(piece.tokens) * _BYTES_PER_TOKEN + text_bytes
-
-
-_PIECE_CACHE = _PieceCache()
+_pieces: Final = WeakValueDictionary[tuple[str, str, int], _Piece]()
+"""The pieces in use, by document, tokenizer and position: many questions tokenise a document once."""
+_newest_pieces: Final = deque[_Piece](maxlen=16)
+"""Keeps pieces of the usual size for readers that come a little later."""
 
 
 class Chunker:
-    """Cuts one document into chunks. It keeps its current piece; all chunkers share a small cache of pieces.
+    """Cuts one document into chunks. It keeps its current piece; all chunkers share their pieces.
 
     Args:
         store: the store of the document.
@@ -308,11 +276,11 @@ class Chunker:
                 yield count, end
 
     def _load_piece(self, start_byte: int) -> _Piece:
-        """Return the piece that begins at a byte, from the cache or from the store."""
+        """Return the piece that begins at a byte, from a chunker or from the store."""
         if self._current is not None and self._current.start_byte == start_byte:
             return self._current
         key = (self._ref["key"], self._tokenizer.fingerprint, start_byte)
-        self._current = _PIECE_CACHE.get(key)
+        self._current = _pieces.get(key)
         if self._current is not None:
             return self._current
         for max_bytes in (PIECE_BYTES, MAX_PIECE_BYTES):
@@ -327,8 +295,9 @@ class Chunker:
             cut = find_last_character_end(text, len(text) - 1, 1)
         text = text[:cut]
         end_byte = start_byte + len(text.encode())
-        self._current = _Piece(start_byte, end_byte, text, self._tokenizer.tokenize(text), is_last)
-        _PIECE_CACHE.put(key, self._current)
+        self._current = _pieces[key] = _Piece(start_byte, end_byte, text, self._tokenizer.tokenize(text), is_last)
+        if len(text) <= PIECE_BYTES:
+            _newest_pieces.append(self._current)
         return self._current
 
     def _find_boundaries(self, text: str, start: int, end: int, boundary: Boundary) -> list[int]:

@@ -365,32 +365,22 @@ class _Marks:
 
     Args:
         noun: sections or headings.
-        omissions: counts the marks after the first `_MAX_MARKS`.
+        omissions: counts the marks that are too many.
     """
 
     def __init__(self, noun: str, omissions: OmissionSummary) -> None:
         self.values: list[tuple[int, str]] = []
-        self._noun, self._omissions = noun, omissions
-        self._bytes, self._longest = 0, _MAX_MARK_BYTES
+        self._omission = Omission(f"names of {noun}, because there are too many")
+        self._omissions = omissions
+        self._bytes = 0
 
     def add(self, start_char: int, label: str) -> None:
-        """Add a mark. If the marks become too large, the longest labels lose their middle: a page is at the end."""
-        if len(self.values) >= _MAX_MARKS:
-            self._omissions.add(Omission(f"names of {self._noun} after the first {_MAX_MARKS:,}"))
-            return
-        self._append(start_char, label)
-        while self._bytes > _MAX_MARK_BYTES:
-            values, self.values, self._bytes = self.values, [], 0
-            self._longest = max(len(label) for _, label in values) // 2
-            for value in values:
-                self._append(*value)
-
-    def _append(self, start_char: int, label: str) -> None:
-        if len(label) > self._longest:
-            half = self._longest // 2
-            label = f"{label[:half]}…{label[len(label) - half :]}"
-        self.values.append((start_char, label))
+        """Add a mark."""
         self._bytes += len(_encode_json(label)) + len("[1234567890123, ], ")
+        if self._bytes > _MAX_MARK_BYTES or len(self.values) >= _MAX_MARKS:
+            self._omissions.add(self._omission)
+        else:
+            self.values.append((start_char, label))
 
 
 _json_encoder: Final = json.JSONEncoder(ensure_ascii=False)
@@ -417,8 +407,7 @@ def open_store(folder: Path | str | None) -> DocumentStore:
 def find_store(document: DocumentRef, log: Path) -> DocumentStore:
     """Return the store that has a log's document: next to the log (as in evaluations), or else in the data folder."""
     store_near_log = DocumentStore(log.with_name(get_default_store().name))
-    try:
-        store_near_log.read_bytes(document, 0, 1)
-    except (DocumentError, OSError):
-        return DocumentStore(get_default_store())
-    return store_near_log
+    with contextlib.suppress(DocumentError, OSError):
+        if store_near_log.has_text(document):
+            return store_near_log
+    return DocumentStore(get_default_store())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
-from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyResponseError, require_minimum
+from memagent_graph.errors import PolicyError, PolicyResponseError, require_minimum
 from memagent_graph.plain_text import format_count
 from memagent_graph.policies.api_variants import (
     extract_text,
@@ -25,7 +25,7 @@ from memagent_graph.policies.api_variants import (
     parse_token_usage,
 )
 from memagent_graph.policies.redaction import make_redaction
-from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -78,18 +78,13 @@ class ChatModelPolicy:
         self._unsupported = set(unsupported)
         log.warning("%s is a chat model: no token ids and no log-probs, so its runs cannot be trained on", self.name)
 
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+    async def complete(self, prompt: Messages, sampling: SamplingParams) -> Completion:
         """Write one completion.
 
         Raises:
-            PolicyRequestError: the prompt is token ids, which chat models do not accept.
             PolicyError: the model raised an error. Its message is included.
         """
-        if prompt and isinstance(prompt[0], int):
-            raise PolicyRequestError(
-                "a chat model takes messages, not token ids", hint="Use OpenAICompatiblePolicy or LocalPolicy."
-            )
-        messages = [(message["role"], message["content"]) for message in prompt]  # type: ignore[index]
+        messages = [(message["role"], message["content"]) for message in prompt]
         retries = 0
         while True:
             async with self._slots.get():

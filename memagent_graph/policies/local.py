@@ -28,7 +28,7 @@ from memagent_graph.policies.added import ADDABLE_POLICIES
 from memagent_graph.policies.model_info import ModelInfo, find_model_info, hash_weights
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, find_policy_folder, load_profile
 from memagent_graph.policies.weight_files import fetch_model_folder, is_hub_id
-from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenIds, TokenUsage
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams, TokenUsage
 from memagent_graph.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class LocalPolicy:
         info = await asyncio.to_thread(find_model_info, str(self._folder), "", window, tokenizer)
         return replace(info, gives_token_ids=True, number_format=self.dtype)
 
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+    async def complete(self, prompt: Messages, sampling: SamplingParams) -> Completion:
         """Write one completion.
 
         Raises:
@@ -286,13 +286,11 @@ class _Engine:
         self._eos_ids = frozenset(eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids])
         self._prefixes: list[_Prefix] = []
 
-    def encode_prompt(self, prompt: Messages | TokenIds, template_arguments: Mapping[str, Any]) -> list[int]:
-        """Return the token ids of a prompt. Messages are formatted with the chat template."""
-        if prompt and isinstance(prompt[0], int):
-            return [token for token in prompt if isinstance(token, int)]
+    def encode_prompt(self, messages: Messages, template_arguments: Mapping[str, Any]) -> list[int]:
+        """Return the token ids of messages, formatted with the chat template."""
         options = {"return_dict": False, "add_generation_prompt": True, **template_arguments}
         try:
-            ids: list[int] = self._hf_tokenizer.apply_chat_template(list(prompt), **options)
+            ids: list[int] = self._hf_tokenizer.apply_chat_template(list(messages), **options)
         except Exception as error:
             raise PolicyError(
                 f"the chat template of {self._name} cannot be used: {type(error).__name__}: {error}",

@@ -46,7 +46,7 @@ from memagent_graph.policies.server_url import (
     require_unused_header,
     split_query,
 )
-from memagent_graph.policy import Completion, Messages, SamplingParams, TokenIds
+from memagent_graph.policy import Completion, Messages, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ _BYTES_PER_PROMPT_BYTE: Final = 10
 
 
 class OpenAICompatiblePolicy:
-    """Completions from `{base_url}/chat/completions`, or `/completions` for prompts that are token ids.
+    """Completions from `{base_url}/chat/completions`.
 
     Requests that can succeed later (connection errors, 408, 409, 429, 5xx, and replies that are damaged or too long)
     are retried up to `max_retries` times with growing pauses. After a `Retry-After` header, all requests wait for that
@@ -166,7 +166,7 @@ class OpenAICompatiblePolicy:
         """The model's name on the server."""
         return self._model or "the served model"
 
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+    async def complete(self, prompt: Messages, sampling: SamplingParams) -> Completion:
         """Return one completion, guided by `sampling.json_schema` if the server accepts it.
 
         Fields that the server refuses are left out from then on.
@@ -182,7 +182,7 @@ class OpenAICompatiblePolicy:
         async with self._connections.get().slots:
             is_vllm = (sampling.logprobs or self._model is None) and _is_vllm(await self.find_served_model())
             refused_fields: set[str] = set()
-            requested_schema = schema = sampling.json_schema if _is_chat(prompt) else None
+            requested_schema = schema = sampling.json_schema
             while True:
                 if "response_format" in self._unsupported:
                     schema = None
@@ -220,7 +220,7 @@ class OpenAICompatiblePolicy:
         content = msgspec.json.encode(body)
         token_bytes = _BYTES_PER_TOKEN * sampling.max_tokens + _BYTES_PER_PROMPT_BYTE * len(content)
         return await self._connections.get().send(
-            self._make_url("chat/completions" if "messages" in body else "completions"),
+            self._make_url("chat/completions"),
             content,
             decode,
             max_bytes=_BASE_REPLY_BYTES + token_bytes,
@@ -324,10 +324,9 @@ class OpenAICompatiblePolicy:
         await self._connections.aclose()
 
     def _make_body(
-        self, prompt: Messages | TokenIds, sampling: SamplingParams, with_token_ids: bool, schema: str | None
+        self, prompt: Messages, sampling: SamplingParams, with_token_ids: bool, schema: str | None
     ) -> dict[str, Any]:
         """Return the body of a request, without unsupported fields."""
-        is_chat = _is_chat(prompt)
         body = list_sampling_fields(sampling)
         if with_token_ids:
             body["return_token_ids"] = True
@@ -336,16 +335,10 @@ class OpenAICompatiblePolicy:
         if "max_tokens" in self._unsupported:
             body["max_completion_tokens"] = sampling.max_tokens
         body = {name: value for name, value in body.items() if name not in self._unsupported}
-        prompt_field = "messages" if is_chat else "prompt"
-        body = {"model": self._model, **body, **self._extra_body, prompt_field: list(prompt)}
+        body = {"model": self._model, **body, **self._extra_body, "messages": list(prompt)}
         if sampling.logprobs and "logprobs" not in self._unsupported:
-            body["logprobs"] = True if is_chat else 0
+            body["logprobs"] = True
         return body
-
-
-def _is_chat(prompt: Messages | TokenIds) -> bool:
-    """Return whether a prompt has messages, not token ids."""
-    return bool(prompt) and not isinstance(prompt[0], int)
 
 
 def _choose_model(models: Sequence[Mapping[str, Any]], name: str | None, server: Server) -> dict[str, Any]:

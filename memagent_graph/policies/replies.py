@@ -35,18 +35,10 @@ class _Logprob(msgspec.Struct, gc=False):
 
 class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Logprob] | None = None
-    """/chat/completions"""
-    token_logprobs: list[float] | None = None
-    """/completions"""
-
-    def values(self) -> list[float] | None:
-        if self.content is not None:
-            return [token.logprob for token in self.content]
-        return self.token_logprobs
 
 
 class _TokenData(msgspec.Struct, gc=False):
-    """Token ids and log-probs. Those of the prompt are in the choice (/completions) or next to the choices."""
+    """Token ids and log-probs of a choice, and the token ids of the prompt, which are next to the choices."""
 
     logprobs: _Logprobs | None = None
     token_ids: list[_TokenId] | None = None
@@ -82,9 +74,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
             raise MalformedReplyError("it has no choices", content)
         choice = min(choices, key=lambda option: option["index"] if isinstance(option.get("index"), int) else 0)
         message = choice.get("message") or choice.get("delta")
-        if message is None:  # /completions
-            message = {"content": choice.get("text")}
-        elif not isinstance(message, Mapping):
+        if not isinstance(message, Mapping):
             message = {"content": message}
         text = extract_text(message.get("content"))
         is_refusal = has_refusal(message)
@@ -107,14 +97,13 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     notes = make_finish_notes(reason, raw_reason, text)
     token_data = _TokenData()
     try:
-        # The lists in a choice take precedence, even empty ones (for an empty text).
-        values = {name: reply.get(name) for name in _TokenData.__struct_fields__}
-        values |= {name: choice[name] for name in values if choice.get(name) is not None}
-        if isinstance(values["logprobs"], msgspec.Raw):
-            values["logprobs"] = msgspec.json.decode(values["logprobs"], type=_Logprobs | None)
+        values = {**choice, "prompt_token_ids": reply.get("prompt_token_ids")}
+        if isinstance(values.get("logprobs"), msgspec.Raw):
+            values["logprobs"] = msgspec.json.decode(values["logprobs"], type=_Logprobs)
         token_data = msgspec.convert(values, _TokenData)
     except msgspec.ValidationError:
         notes = (*notes, _DAMAGED_NOTE) if sampling.logprobs else notes
+    tokens = token_data.logprobs.content if token_data.logprobs else None
     model_name, request_id = reply.get("model"), reply.get("id")
     return Completion(
         text=text or "",
@@ -125,7 +114,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         request_id=request_id if isinstance(request_id, str) else "",
         prompt_token_ids=token_data.prompt_token_ids,
         token_ids=token_data.token_ids,
-        logprobs=token_data.logprobs.values() if token_data.logprobs else None,
+        logprobs=None if tokens is None else [token.logprob for token in tokens],
         notes=notes,
     )
 

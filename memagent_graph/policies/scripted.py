@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.policy import Completion, FinishReason, Messages, Policy, SamplingParams, TokenIds
+from memagent_graph.policy import Completion, FinishReason, Messages, Policy, SamplingParams
 
 Reply = str | Completion | Exception
 """One reply of a script: a text, a completion, or an error to raise."""
@@ -34,14 +34,14 @@ class ScriptedPolicy:
     def __post_init__(self) -> None:
         self._replies: Iterator[Reply] = iter(() if callable(self.script) else self.script)
 
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+    async def complete(self, prompt: Messages, sampling: SamplingParams) -> Completion:
         """Return the next reply of the script.
 
         Raises:
             PolicyError: the script has no more replies.
             Exception: an error that the script raises.
         """
-        prompt_text = "\n".join(str(part if isinstance(part, int) else part["content"]) for part in prompt)
+        prompt_text = "\n".join(message["content"] for message in prompt)
         self.prompts.append(prompt_text)
         if self.delay:
             await asyncio.sleep(self.delay)

@@ -166,7 +166,6 @@ class Recording:
         if self.has_checkpoints or self._has_ended:
             due_entries, self._deferred_entries = due_entries + self._deferred_entries, []
         if due_entries and not due_entries[-1].done():
-            self.log.flush_soon()
             last_entry = asyncio.wrap_future(due_entries[-1])  # the log finishes its futures in order
             # Retrieve the exception even if this step is cancelled, so that asyncio does not warn.
             last_entry.add_done_callback(asyncio.Future.exception)

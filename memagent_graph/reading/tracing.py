@@ -24,7 +24,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
-from memagent_graph.policy import Completion, Messages, Policy, SamplingParams, TokenIds, TokenUsage
+from memagent_graph.policy import Completion, Messages, Policy, SamplingParams, TokenUsage
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.tokenizers import Tokenizer
@@ -81,16 +81,15 @@ class ObservedPolicy:
         """The model's name."""
         return self.policy.name
 
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+    async def complete(self, prompt: Messages, sampling: SamplingParams) -> Completion:
         """Return one completion. Errors come from the policy."""
-        messages: Any = prompt  # a reader's prompts are never token ids
         with_texts = bool((self.config.get("metadata") or {}).get(TRACE_TEXTS))
         shown_messages = convert_to_messages(
             (
                 message["role"],
                 message["content"] if with_texts else f"({len(message['content']):,} characters, kept out of traces)",
             )
-            for message in messages
+            for message in prompt
         )
         manager = AsyncCallbackManager.configure(
             inheritable_callbacks=self.config.get("callbacks"),
@@ -110,7 +109,7 @@ class ObservedPolicy:
             raise
         result = make_model_result(
             completion.text if with_texts else extract_reply(completion.text).strip(),
-            completion.count_tokens(messages, self.tokenizer.count),
+            completion.count_tokens(prompt, self.tokenizer.count),
             model_name=completion.model or self.name,
             finish_reason=completion.finish_reason.value,
             **completion.origin,

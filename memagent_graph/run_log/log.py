@@ -108,7 +108,7 @@ class RunLog:
             if prompts is not None:
                 rows.insert_template(connection, prompts.fingerprint, prompts.wording)
 
-        return self._writer.submit(write_start, may_wait=True)
+        return self._writer.submit(write_start)
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> Future[None]:
         """Log the end of a run."""
@@ -118,7 +118,7 @@ class RunLog:
         def write_end(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE runs SET ended = ?, stop_reason = ?, answer = ? WHERE run_id = ?", values)
 
-        return self._writer.submit(write_end, may_wait=True)
+        return self._writer.submit(write_end)
 
     def record(
         self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
@@ -135,11 +135,7 @@ class RunLog:
         """
         if self._redact is not None:
             conversation = self._redact_conversation(conversation, prompt_texts)
-        return self._writer.submit(rows.make_conversation_job(conversation, supersedes_others=supersede), may_wait=True)
-
-    def flush_soon(self) -> None:
-        """Write the submitted entries within milliseconds, because a caller waits for them."""
-        self._writer.flush_soon()
+        return self._writer.submit(rows.make_conversation_job(conversation, supersedes_others=supersede))
 
     def edit(
         self,
@@ -276,7 +272,6 @@ class RunLog:
         Raises:
             RunLogError: the entry could not be written.
         """
-        self._writer.flush_soon()
         with self._translate_errors():
             return future.result()
 

@@ -11,7 +11,6 @@ import contextlib
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,12 +20,6 @@ from typing import Any, Final, TypeAlias
 from memagent_graph.concurrency.background import register_after_fork
 
 _MAX_BATCH_JOBS: Final = 128
-_WAIT_SECONDS: Final = 0.05
-"""Seconds that a batch waits for further jobs if no caller waits for it. Each transaction takes the interpreter lock
-from the event loop a few times, regardless of the number of rows, so fewer transactions are better."""
-_URGENT_WAIT_SECONDS: Final = 0.003
-"""Seconds that a batch waits for further jobs if a caller waits for it."""
-
 
 Job: TypeAlias = Callable[[sqlite3.Connection], Any]
 """A function that writes, and returns a result for the caller. If its transaction fails, it runs again in another."""
@@ -53,58 +46,37 @@ class DatabaseWriter:
         """Forget the pending jobs in a forked process, because the parent process writes them."""
         self._job_queue: queue.SimpleQueue[_QueuedJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._ending_thread: threading.Thread | None = None
-        """The thread that `close` waits for. The next thread starts work after its end."""
         self._lock = threading.Lock()
-        self._is_flush_requested = threading.Event()
 
-    def submit(self, job: Job, *, may_wait: bool = False) -> Future[Any]:
+    def submit(self, job: Job) -> Future[Any]:
         """Submit a job and return its future, which is done when the job is committed or has failed.
 
         Futures are done in order. A future's exception is the error of its job, or `sqlite3.Error` if the file could
         not be written.
-
-        Args:
-            job: the job.
-            may_wait: whether the job may wait for other jobs in the same transaction, until `flush_soon` is called.
         """
-        queued_job = _QueuedJob(job, Future(), may_wait)
+        queued_job = _QueuedJob(job, Future())
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run_thread,
-                    args=(self._job_queue, self._ending_thread),
-                    name="memagent-writer",
-                    daemon=True,
-                )
+                self._thread = threading.Thread(target=self._run_thread, name="memagent-writer", daemon=True)
                 self._thread.start()
                 atexit.register(self.close)
             self._job_queue.put(queued_job)
         return queued_job.future
 
-    def flush_soon(self) -> None:
-        """Write the submitted jobs within milliseconds, because a caller waits for them."""
-        self._is_flush_requested.set()
-
     def close(self) -> None:
         """Write the submitted jobs and end the thread. A later job starts another thread."""
         with self._lock:
-            thread, self._thread = self._thread, None
-            if thread is not None:
+            if self._thread is not None:
                 self._job_queue.put(None)
-                self._job_queue, self._ending_thread = queue.SimpleQueue(), thread
-                self._is_flush_requested.set()
-        if thread is not None:
-            atexit.unregister(self.close)
-            thread.join()
+                self._thread.join()
+                self._thread = None
+                atexit.unregister(self.close)
 
-    def _run_thread(self, job_queue: queue.SimpleQueue[_QueuedJob | None], previous: threading.Thread | None) -> None:
-        if previous is not None:
-            previous.join()
+    def _run_thread(self) -> None:
         file: _OpenFile | None = None
         is_last = False
         while not is_last:
-            batch, is_last = self._take_batch(job_queue)
+            batch, is_last = self._take_batch()
             file = self._write(file, batch)
             del batch  # the objects of its jobs must not stay in memory until the next batch
         if file is not None:
@@ -127,18 +99,13 @@ class DatabaseWriter:
             queued_job.settle(outcome)
         return file
 
-    def _take_batch(self, job_queue: queue.SimpleQueue[_QueuedJob | None]) -> tuple[list[_QueuedJob], bool]:
+    def _take_batch(self) -> tuple[list[_QueuedJob], bool]:
         """Return the waiting jobs (at least one, except at the end), and whether the thread must end."""
         batch: list[_QueuedJob] = []
-        queued_job = job_queue.get()
-        if queued_job is not None and queued_job.may_wait and self._is_flush_requested.wait(_WAIT_SECONDS):
-            time.sleep(_URGENT_WAIT_SECONDS)
-        self._is_flush_requested.clear()
-        while queued_job is not None:
+        while (queued_job := self._job_queue.get()) is not None:
             batch.append(queued_job)
-            if len(batch) == _MAX_BATCH_JOBS or job_queue.empty():  # only this thread takes jobs from the queue
+            if len(batch) == _MAX_BATCH_JOBS or self._job_queue.empty():  # only this thread takes jobs from the queue
                 return batch, False
-            queued_job = job_queue.get()
         return batch, True
 
 
@@ -161,7 +128,6 @@ class _OpenFile:
 class _QueuedJob:
     job: Job
     future: Future[Any]
-    may_wait: bool
 
     def settle(self, outcome: Any) -> None:
         """Set the result or the error of the future, unless the caller cancelled it."""

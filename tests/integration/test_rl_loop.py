@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_server import HELLO
 from support.rl_loops import SETTINGS, StatusRecorder, make_job
 
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
@@ -105,7 +106,7 @@ def test_a_loop_finishes_all_iterations(server, tmp_path) -> None:
     finished, original = load_weights(loop.policy), load_weights(EMBEDDED_FOLDER)
     assert finished.keys() == original.keys()
     assert any((finished[name] != original[name]).any() for name in original)
-    completion = asyncio.run(LocalPolicy(loop.policy).complete([700, 701], SamplingParams(max_tokens=2)))
+    completion = asyncio.run(LocalPolicy(loop.policy).complete(HELLO, SamplingParams(max_tokens=2)))
     assert completion.usage.completion_tokens > 0
 
 

@@ -237,10 +237,10 @@ async def test_segments_cover_all_chunks_and_differ_by_at_most_one(make_agent, w
     assert max(lengths) - min(lengths) <= 1
 
 
-async def test_a_document_that_shrinks_while_its_segments_are_read_is_an_error(make_agent, monkeypatch) -> None:
+async def test_a_document_that_shrinks_while_its_segments_are_read_is_an_error(make_agent) -> None:
     def script(prompt: str) -> str:
         agent.store._find_path(reference, "text").write_text("short")
-        monkeypatch.setattr(chunking, "_PIECE_CACHE", chunking._PieceCache())
+        chunking._newest_pieces.clear()
         return answer_perfectly(prompt)
 
     agent = make_agent(ScriptedPolicy(script), strategy="segments:count=2", branches=1)

@@ -14,7 +14,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
 from memagent_graph import ChatModelPolicy, EventKind, FinishReason, SamplingParams
-from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError, PolicyResponseError
+from memagent_graph.errors import MemAgentError, PolicyError, PolicyResponseError
 from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
@@ -135,13 +135,11 @@ async def test_unsupported_sampling_parameters_are_left_out_and_reported(server:
     assert (await policy.complete(HELLO, sampling)).notes == (), "an option is kept if leaving it out does not help"
 
 
-async def test_model_errors_and_prompts_of_token_ids_raise_policy_errors() -> None:
+async def test_errors_of_the_model_are_policy_errors() -> None:
     policy = ChatModelPolicy(GenericFakeChatModel(messages=iter([])), name="chat")
     assert isinstance(policy, Policy)
     with pytest.raises(PolicyError, match=r"^chat: "):
         await policy.complete(HELLO, SamplingParams())
-    with pytest.raises(PolicyRequestError, match="messages, not token ids"):
-        await policy.complete([1, 2], SamplingParams())
 
 
 async def test_an_interrupted_reply_is_requested_again_up_to_max_retries(monkeypatch) -> None:

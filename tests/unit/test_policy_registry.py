@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.added_package import add_package
+from support.fake_server import HELLO
 
 from memagent_graph.cli.read import Resume
 from memagent_graph.entry_points import POLICIES, list_entry_points
@@ -105,7 +106,7 @@ async def test_a_model_of_the_hub_runs_in_this_process_with_its_own_tokenizer_an
     assert policy.name == cached
     info = await policy.describe()
     assert info.tokenizer is not None and info.profile is not None and info.shape is not None
-    replies = [await model.complete([700, 701], SamplingParams(4)) for model in (policy, LocalPolicy.embedded())]
+    replies = [await model.complete(HELLO, SamplingParams(4)) for model in (policy, LocalPolicy.embedded())]
     assert replies[0].text == replies[1].text
     with pytest.raises(PolicyError, match=r"some/other cannot be downloaded from the hub.*hf download"):
         make_policy(ReadSettings(model="some/other"))

@@ -12,6 +12,7 @@ import write_tables
 
 pytest.importorskip("trl")
 
+from support.fake_server import HELLO
 from support.rl_loops import SETTINGS, StatusRecorder, make_job
 
 from memagent_graph import LocalPolicy, RunLog, SamplingParams
@@ -90,7 +91,7 @@ def test_sampling_in_another_number_format_is_measured_and_corrected(tmp_path: P
 async def test_log_probs_are_before_temperature_unless_processed_ones_are_requested() -> None:
     sampling = SamplingParams(max_tokens=6, temperature=2.0, seed=1, logprobs=True)
     raw, processed = [
-        await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=processed).complete([1, 2, 3], sampling)
+        await LocalPolicy(EMBEDDED_FOLDER, processed_logprobs=processed).complete(HELLO, sampling)
         for processed in (False, True)
     ]
     assert raw.token_ids == processed.token_ids

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from memagent_graph import Completion, Document, FinishReason, MemAgent, SamplingParams
 from memagent_graph.errors import PolicyRequestError
-from memagent_graph.policy import Messages, TokenIds, TokenUsage
+from memagent_graph.policy import Messages, TokenUsage
 from memagent_training.training_errors import require_version
 
 require_version("verl>=0.9,<0.10")
@@ -55,7 +55,7 @@ class _VerlPolicy:
         self._loop, self._sampling = loop, sampling
         self.outputs: list[AgentLoopOutput] = []
 
-    async def complete(self, prompt: Messages | TokenIds, sampling: SamplingParams) -> Completion:
+    async def complete(self, prompt: Messages, sampling: SamplingParams) -> Completion:
         """Return one completion of at most `sampling.max_tokens` tokens."""
         loop = self._loop
         build_tokens = loop.continuous_token_builder.build_initial_tokens
