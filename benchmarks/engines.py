@@ -37,7 +37,7 @@ from memagent_graph.documents import Document
 from memagent_graph.policies.added import find_added_policy_folder
 from memagent_graph.policies.profile import require_profile
 from memagent_graph.policy import Message
-from memagent_graph.tokenizers import Tokenizer, load_tokenizer
+from memagent_graph.tokenizers import TextTokens, load_tokenizer
 
 Policy: TypeAlias = LocalPolicy | OpenAICompatiblePolicy
 POLICY_NAME: Final = "english"
@@ -178,14 +178,15 @@ def measure_engine(engine: str, documents: Sequence[DemoDocument]) -> Measuremen
 async def _measure_speeds(policy: Policy) -> tuple[float, float]:
     """Return the tokens per second of prefill and of decoding: the best of some rounds, each with other tokens."""
     tokenizer = load_tokenizer(_find_policy_folder())
-    ids = tokenizer.encode(make_demo_document(5000).text)
+    text = make_demo_document(5000).text
+    tokens = tokenizer.tokenize(text)
     prefill_rate, decoding_rate = 0.0, 0.0
     for start in range(0, _ROUNDS * PREFILL_TOKENS, PREFILL_TOKENS):
         start_time = time.monotonic()
-        completion = await policy.complete(_make_prompt(tokenizer, ids[start:][:PREFILL_TOKENS]), SamplingParams(1))
+        completion = await policy.complete(_make_prompt(text, tokens, start, PREFILL_TOKENS), SamplingParams(1))
         assert completion.usage
         prefill_rate = max(prefill_rate, completion.usage.prompt_tokens / (time.monotonic() - start_time))
-        short_prompt = _make_prompt(tokenizer, ids[start:][:SHORT_PROMPT_TOKENS])
+        short_prompt = _make_prompt(text, tokens, start, SHORT_PROMPT_TOKENS)
         start_time = time.monotonic()
         completion = await policy.complete(short_prompt, SamplingParams(max_tokens=DECODED_TOKENS))
         assert completion.usage
@@ -194,8 +195,8 @@ async def _measure_speeds(policy: Policy) -> tuple[float, float]:
     return prefill_rate, decoding_rate
 
 
-def _make_prompt(tokenizer: Tokenizer, ids: list[int]) -> list[Message]:
-    return [Message(role="user", content=tokenizer.decode(ids))]
+def _make_prompt(text: str, tokens: TextTokens, start: int, count: int) -> list[Message]:
+    return [Message(role="user", content=text[tokens.prefix_chars(start) : tokens.prefix_chars(start + count)])]
 
 
 def _find_policy_folder() -> Path:

@@ -28,11 +28,11 @@ from memagent_evaluation.score_statistics import compare, estimate
 from memagent_evaluation.scorers import score
 from memagent_evaluation.tasks import load_task
 from memagent_graph import MemAgent, UpdateRule, UpdateRules, load_tokenizer
-from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore
 from memagent_graph.policies.local import LocalPolicy
 from memagent_graph.policy import SamplingParams
 from memagent_graph.run_log import Outcome, RunLog
+from memagent_graph.trace import Writes
 from memagent_training.data.training_runs import Gold, TrainingRun, read_run
 from memagent_training.rewards.evidence_rewards import GateRight
 

@@ -18,8 +18,8 @@ from benchmarks.slow_server import run_slow_server
 from benchmarks.text import generate_documents, make_prose
 from benchmarks.throughput import CHUNK_TOKENS, CHUNKS, DELAY_MS, DOCUMENTS, make_pass, make_reader, take_turns
 from memagent_graph import Document, DocumentRef, DocumentStore, RunLog
-from memagent_graph.calls import Span, Writes
 from memagent_graph.run_log import Conversation, Outcome
+from memagent_graph.trace import Span, Writes
 
 _CONVERSATION_COUNT = 400
 _PROMPT_TOKENS = 1500
@@ -52,7 +52,7 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
     """
     tokenizer = load_large_tokenizer()
     text = make_prose(2_000_000)
-    ids = tokenizer.encode(text[:4_000_000])
+    ids = tokenizer._backend.encode(text[:4_000_000], add_special_tokens=False).ids
     rng = random.Random(1)
     reference = DocumentRef(key="sha256:" + "0" * 64, name="prose.txt", media_type="text/plain", size=len(text))
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +87,7 @@ def _measure_bytes_per_token(completion_tokens: int) -> float:
                         completion_tokens=len(completion),
                         cached_tokens=0,
                         finish_reason="stop",
-                        text=tokenizer.decode(completion),
+                        text=text[: 4 * len(completion)],
                         prompt_token_ids=prompt,
                         token_ids=completion,
                         logprobs=[-rng.expovariate(2.0) for _ in completion],

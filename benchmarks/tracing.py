@@ -10,10 +10,9 @@ import random
 import time
 
 from benchmarks.figures import Figure, print_table
-from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.provenance.evidence import find_provenance
 from memagent_graph.provenance.word_diff import compare_words
-from memagent_graph.trace import Trace
+from memagent_graph.trace import Call, Span, Trace, Writes
 
 LINE_COUNT = 30
 UPDATE_COUNTS = (175, 700)

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memagent_graph.budget import Budget as Budget
-    from memagent_graph.calls import Call as Call
-    from memagent_graph.calls import Span as Span
-    from memagent_graph.calls import Writes as Writes
     from memagent_graph.documents import Document as Document
     from memagent_graph.documents import DocumentRef as DocumentRef
     from memagent_graph.documents import DocumentStore as DocumentStore
@@ -79,14 +76,16 @@ if TYPE_CHECKING:
     from memagent_graph.strategies import Overwrite as Overwrite
     from memagent_graph.tokenizers import Tokenizer as Tokenizer
     from memagent_graph.tokenizers import load_tokenizer as load_tokenizer
+    from memagent_graph.trace import Call as Call
     from memagent_graph.trace import MemoryUpdate as MemoryUpdate
+    from memagent_graph.trace import Span as Span
     from memagent_graph.trace import Trace as Trace
+    from memagent_graph.trace import Writes as Writes
 
 __version__ = "0.1.0"
 
 _NAMES_BY_MODULE = {
     "budget": "Budget",
-    "calls": "Call Span Writes",
     "documents": "Document DocumentRef DocumentStore",
     "documents.chunking": "Chunk Chunker",
     "errors": "BudgetError CheckpointError DocumentError MemAgentError MissingExtraError PolicyError PromptError "
@@ -110,7 +109,7 @@ _NAMES_BY_MODULE = {
     "run_log": "Conversation Reward RunFilter RunLog",
     "strategies": "Overwrite",
     "tokenizers": "Tokenizer load_tokenizer",
-    "trace": "MemoryUpdate Trace",
+    "trace": "Call MemoryUpdate Span Trace Writes",
 }
 _MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 

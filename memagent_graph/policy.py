@@ -38,7 +38,7 @@ class FinishReason(StrEnum):
     REFUSED = "refused"
     """The policy, or a filter in front of it, refused."""
     FAILED = "failed"
-    """The server failed during generation. Policies retry then, so no completion has this reason."""
+    """The server failed during generation. Policies retry or raise an error, so no completion has this reason."""
     OTHER = "other"
     """Any other reason that the server gives."""
 
@@ -134,8 +134,6 @@ class Completion(Origin):
     """Events of the request for the user, such as a field that the server does not accept."""
 
     def __post_init__(self) -> None:
-        if self.logprobs is self.token_ids is self.prompt_token_ids is None:
-            return
         # A hundred replies have hundreds of thousands of numbers, which the garbage collector would visit in lists.
         for name, type_code in ARRAY_TYPES.items():
             values = getattr(self, name)

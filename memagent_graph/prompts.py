@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, cached_property
@@ -86,11 +86,6 @@ class PromptTemplate:
         """The names of the fields in the text."""
         return frozenset(self._field.findall(self.text))
 
-    @property
-    def tags(self) -> frozenset[str]:
-        """The names of the tags that delimit the parts."""
-        return frozenset(_TAG.findall(self.text))
-
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """Literal text and field names alternately, beginning and ending with literal text."""
@@ -160,7 +155,8 @@ class Prompts:
     @cached_property
     def _escape_patterns(self) -> dict[str, re.Pattern[str]]:
         """The patterns to escape in a field, by their first character, which makes the search fast."""
-        tags = "|".join(sorted(map(re.escape, {tag for template in self.templates.values() for tag in template.tags})))
+        names = {tag for template in self.templates.values() for tag in _TAG.findall(template.text)}
+        tags = "|".join(sorted(map(re.escape, names)))
         continuations = [("<", rf"\s*(?:/\s*)?(?:{tags})\b")]
         continuations += [(token[0], re.escape(token[1:])) for token in sorted(self.control_tokens) if len(token) > 1]
         continuations += FAMILY_MARKERS.items() if self.guards_families else ()
@@ -210,7 +206,6 @@ def load_prompts(
     update_template: Path | str | None = None,
     answer_template: Path | str | None = None,
     empty_memory: str | None = None,
-    control_tokens: Iterable[str] = (),
     base: Prompts | None = None,
 ) -> Prompts:
     """Return the prompts of `base` (by default the paper's) with some parts replaced. None leaves a part unchanged.
@@ -221,7 +216,6 @@ def load_prompts(
         update_template: a UTF-8 text file with {prompt}, {memory} and {chunk} between tags.
         answer_template: a UTF-8 text file with {prompt} and {memory} between tags, and {schema} for structured answers.
         empty_memory: the text of the memory before the first update.
-        control_tokens: further control tokens of the model's chat template.
         base: prompts to start from, such as the prompts of a policy's training.
 
     Raises:
@@ -244,7 +238,6 @@ def load_prompts(
         answer=answer,
         answer_format=chosen_format,
         empty_memory=empty_memory or base.empty_memory,
-        control_tokens=base.control_tokens.union(control_tokens),
     )
 
 

@@ -38,7 +38,6 @@ from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
 from memagent_graph.reading.run_history import (
-    UpdateCollector,
     await_result,
     edit_memory,
     load_newest_snapshot,
@@ -616,11 +615,10 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Run the graph from `state` to its end. Yield memory updates if `is_shown`, then the result."""
         run_id = state["run_id"]
-        progress = UpdateCollector(trace, state.get("memory", ""))
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,
-            on_hidden_update=None if is_shown else progress.add_change,
+            on_hidden_update=None if is_shown else trace.add_change,
             previous_trace=trace,
             barrier=options.get("barrier"),
         )
@@ -636,7 +634,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                         values = data
                         continue
                     for change in filter(None, data.values()):
-                        for update in progress.add_change(change):
+                        for update in trace.add_change(change):
                             if is_shown:
                                 yield update
         if not values.get("stop_reason"):
@@ -645,7 +643,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 hint="They are damaged, or another program wrote them. Read the document again.",
                 run_id=run_id,
             )
-        yield make_result_from_state(graph, values, progress.trace)
+        yield make_result_from_state(graph, values, trace)
 
 
 def _open_log(run_log: RunLog | Path | str | bool) -> RunLog | None:

@@ -279,9 +279,7 @@ class ResponseFormat:
         try:
             errors = islice(_make_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)
             problems = _list_problems((error.absolute_path, error.message) for error in errors)
-        except _TooManyStepsError:
-            return "it takes too many steps to compare it with the schema"
-        except Exception as error:  # noqa: BLE001  such as a number that is too large to divide
+        except Exception as error:  # noqa: BLE001  such as too many steps, or a number that is too large to divide
             return f"it cannot be compared with the schema: {_shorten(error)}"
         return problems or StructuredAnswer(text, data)
 
@@ -289,10 +287,6 @@ class ResponseFormat:
 def _get_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
-
-
-class _TooManyStepsError(Exception):
-    """The validation of a reply exceeds the maximum number of steps."""
 
 
 class _Steps:
@@ -308,7 +302,7 @@ class _Steps:
         self.depth += 1
         self.end_time = self.end_time or time.monotonic() + _MAX_SECONDS
         if self.count > _MAX_STEPS or self.depth > _MAX_NESTED_STEPS or time.monotonic() > self.end_time:
-            raise _TooManyStepsError
+            raise TimeoutError("it takes too many steps")
 
 
 def _make_server_name(name: Any) -> str:
@@ -469,7 +463,7 @@ def _unify_numbers(value: Any) -> Any:
 
 
 def _make_validator(schema: dict[str, Any], steps: _Steps) -> Any:
-    """Return a validator that raises `_TooManyStepsError` after the last step, and fetches nothing."""
+    """Return a validator that raises `TimeoutError` after the last step, and fetches nothing."""
     import jsonschema  # noqa: PLC0415  an extra, slow to import
     import referencing  # noqa: PLC0415  of jsonschema
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS, Budget
-from memagent_graph.calls import Writes
 from memagent_graph.errors import BudgetError, StrategyError
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import COMMON_FIELDS, AnswerFormat, Prompts, PromptTemplate, read_template
+from memagent_graph.trace import Writes
 
 
 @dataclass(frozen=True, slots=True)

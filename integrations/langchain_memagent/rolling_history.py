@@ -30,7 +30,6 @@ from memagent_graph.errors import BudgetError
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
-from memagent_graph.reading.run_history import UpdateCollector
 from memagent_graph.reading.state import Limits, ReaderState, SequentialState
 from memagent_graph.reading.steps import Change, StepContext, overwrite_memory, read_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
@@ -144,13 +143,13 @@ class RollingHistory:
                 private_context = replace(context, store=store, run_log=None, limits=Limits())
                 graph = build_graph(private_context, _ContinueMemory(memory), checkpointer=False)
                 state: dict[str, Any] = {"question": question, "document": reference, "memory": memory}
-                progress = UpdateCollector(Trace((), reference["size"]), memory)
+                trace = Trace((), reference["size"])
                 async for stream_mode, payload in graph.astream(state, stream_mode=["updates", "values"]):
                     if stream_mode == "values":
                         state = payload
                         continue
                     for change in filter(None, payload.values()):
-                        for update in progress.add_change(change):
+                        for update in trace.add_change(change):
                             report(state["run_id"], question, update)
             return state
 

@@ -20,7 +20,6 @@ import msgspec
 from langgraph.graph import END
 from langgraph.types import Send
 
-from memagent_graph.calls import Writes
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.prompts import Prompts, read_template
@@ -29,6 +28,7 @@ from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entri
 from memagent_graph.reading.steps import Change, StepContext, branch
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
+from memagent_graph.trace import Writes
 from memagent_report.evidence_matrix import (
     CellState,
     Contradiction,

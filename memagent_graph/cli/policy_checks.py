@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from memagent_graph.calls import Span
 from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
@@ -14,6 +13,7 @@ from memagent_graph.policy import Completion, Message, SamplingParams
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.prompt_cuts import PromptCutDetector
 from memagent_graph.reading.state import ReaderContext
+from memagent_graph.trace import Span
 
 _SAMPLE = (
     "A small house stood by the river; in 1904 it was sold for 12,350 crowns.\n\tÅngström's naïve café — "

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from memagent_graph.errors import PolicyError
-from memagent_graph.policy import Completion, FinishReason, Messages, Policy, SamplingParams
+from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams
 
 Reply = str | Completion | Exception
 """One reply of a script: a text, a completion, or an error to raise."""
@@ -26,8 +25,6 @@ class ScriptedPolicy:
     name: str = "scripted"
     delay: float = 0.0
     """The duration of a completion in seconds."""
-    scripted: ClassVar[bool] = True
-    """Marks scripted policies. Evaluations show their costs, but no accuracy."""
     prompts: list[str] = field(default_factory=list)
     """The texts of all prompts, in order."""
 
@@ -54,8 +51,3 @@ class ScriptedPolicy:
         if isinstance(reply, Exception):
             raise reply
         return reply if isinstance(reply, Completion) else Completion(reply, FinishReason.STOP, self.name)
-
-
-def is_scripted(policy: Policy) -> bool:
-    """Return whether a policy follows a script: a `ScriptedPolicy`, or a policy whose name begins with "scripted"."""
-    return bool(getattr(policy, "scripted", False)) or policy.name.startswith("scripted")

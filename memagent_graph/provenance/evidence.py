@@ -16,7 +16,6 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
-from memagent_graph.calls import Call, Span
 from memagent_graph.events import EventKind
 from memagent_graph.grouping import group_values
 from memagent_graph.no_answers import gives_no_answer
@@ -30,7 +29,7 @@ from memagent_graph.provenance.overlap import (
     select_content_words,
 )
 from memagent_graph.provenance.places import Places
-from memagent_graph.trace import MemoryUpdate, Trace
+from memagent_graph.trace import Call, MemoryUpdate, Span, Trace
 from memagent_graph.words import WORD, find_sentence_ends, fold_words, is_unspaced, list_terms
 
 _MIN_LIKENESS = 0.6

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from memagent_graph.calls import Call, Span
 from memagent_graph.concurrency.background import Cancellation, PerLoop
 from memagent_graph.documents import DocumentRef
 from memagent_graph.documents.chunking import Chunker
@@ -22,6 +21,7 @@ from memagent_graph.events import StopReason
 from memagent_graph.reading.state import Counters, ReaderContext
 from memagent_graph.run_log.log import RunLog, make_log_error
 from memagent_graph.run_log.records import Conversation
+from memagent_graph.trace import Call, Span
 
 _MAX_TURNS: Final = 8
 """Maximum number of reads that have a turn at once. With 1, the event loop would be idle during a checkpoint write."""

@@ -20,7 +20,6 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.channels import BinaryOperatorAggregate
 from langgraph.runtime import Runtime, get_runtime
 
-from memagent_graph.calls import Call, Writes, pack_call, unpack_calls
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
@@ -28,6 +27,7 @@ from memagent_graph.reading.execution import Execution, ProcessorTurn, StepExecu
 from memagent_graph.reading.langgraph_internals import CHECKPOINTER, get_config_entry
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.reading.tracing import get_trace_ids, observe_policy
+from memagent_graph.trace import Call, Writes, pack_call, unpack_calls
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class LoopNode(StepNode):
             self._merge(first_change, state)
             if first_route(state) != self.node:
                 return total_change  # the graph runs this step again, and follows its route
-            context.on_hidden_update({**change, "memory": state.get("memory", "")})
+            context.on_hidden_update(change)
             # Let other tasks run, as between supersteps, even if the policy never waits.
             await asyncio.sleep(0)
             self._merge(first_change, total_change)

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from memagent_graph.calls import Call, Writes
 from memagent_graph.errors import PromptCutError
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.policy import Completion, FinishReason, Message, Messages, SamplingParams, TokenUsage
@@ -23,6 +22,7 @@ from memagent_graph.reasoning import extract_reply
 from memagent_graph.response_format import ResponseFormat
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
 from memagent_graph.run_log import Conversation, Outcome
+from memagent_graph.trace import Call, Writes
 from memagent_graph.words import find_invented_word
 
 

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from memagent_graph.calls import Span
 from memagent_graph.policy import Messages
 from memagent_graph.tokenizers import Tokenizer
+from memagent_graph.trace import Span
 
 _MIN_TOKENS: Final = 200
 """Shorter prompts are not checked, because no usable server cuts them."""

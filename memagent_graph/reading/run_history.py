@@ -1,4 +1,4 @@
-"""The history of a run: its updates as they arrive, its result from the last state, its checkpoints.
+"""The history of a run: its result from the last state, its checkpoints, edits of its memories.
 
 Time travel follows the parents of checkpoints. After an edit a thread has two branches, and only the branch of the
 newest checkpoint counts.
@@ -15,39 +15,13 @@ import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
-from memagent_graph.calls import Call, Writes, pack_call, unpack_calls
 from memagent_graph.errors import CheckpointError, MemAgentError, RunError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import EventKind, ReadEvent, StopReason
 from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.run_log.records import describe_edit
-from memagent_graph.trace import MemoryUpdate, Trace
-
-
-class UpdateCollector:
-    """Collects a read's calls as they arrive, and computes their updates of the memory.
-
-    Args:
-        trace: the calls so far, to which later calls are added.
-        memory: the memory after these calls.
-    """
-
-    def __init__(self, trace: Trace, memory: str = "") -> None:
-        self.trace, self._memory = trace, memory
-
-    def add_change(self, change: Mapping[str, Any]) -> list[MemoryUpdate]:
-        """Add the calls of a change and return their updates. A chunk's update is returned when all of it is read."""
-        calls = unpack_calls(change.get("steps", ()), {"memory": self._memory, **change})
-        self._memory, is_complete = change.get("memory", self._memory), bool(change.get("chunks_read"))
-        for call in calls:
-            self.trace.add(call)
-        indices = dict.fromkeys(
-            self.trace.update_indices[call.id]
-            for call in calls
-            if (is_complete if call.reads else call.writes is Writes.MEMORY) and call.writes is not Writes.ANSWER
-        )
-        return [self.trace.updates[index] for index in indices]
+from memagent_graph.trace import Call, MemoryUpdate, Trace, Writes, pack_call, unpack_calls
 
 
 def make_result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:

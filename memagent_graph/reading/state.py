@@ -100,7 +100,7 @@ class ReaderState(TypedDict):
     usage: NotRequired[Annotated[Counters, add_cost]]
     chunks_read: NotRequired[Annotated[int, operator.add]]
     steps: NotRequired[Annotated[list[dict[str, Any]], Topic(dict)]]
-    """The policy calls of the newest superstep, as `memagent_graph.calls.pack_call` stores them."""
+    """The policy calls of the newest superstep, as `memagent_graph.trace.pack_call` stores them."""
     tips: NotRequired[Annotated[dict[str, str], operator.or_]]
     """The id of each branch's newest call, by the branch's name: the parent of the next call."""
     answer: NotRequired[str | None]

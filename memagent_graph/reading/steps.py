@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 from langgraph.graph import END
 from langgraph.types import Send
 
-from memagent_graph.calls import Call, Span
 from memagent_graph.documents.chunking import Chunk, Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.events import ReadEvent, StopReason
@@ -24,6 +23,7 @@ from memagent_graph.reading.policy_request import PolicyRequest, Reply
 from memagent_graph.reading.state import ReaderState, SequentialState, add_cost
 from memagent_graph.reading.structured import ERROR_TOKENS
 from memagent_graph.roles import ANSWER, REPAIR, UPDATE, Role
+from memagent_graph.trace import Call, Span
 
 Change: TypeAlias = dict[str, Any]
 """A change of the state, returned by a step."""

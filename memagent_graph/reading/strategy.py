@@ -31,13 +31,13 @@ from langgraph.channels import BinaryOperatorAggregate, Topic
 from langgraph.graph import START, StateGraph
 from langgraph.types import Overwrite as Reset
 
-from memagent_graph.calls import Call
 from memagent_graph.errors import StrategyError
 from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.nodes import LoopNode, RouteNode, StepNode
 from memagent_graph.reading.state import ReaderContext, ReaderInput, ReaderOutput, ReaderState
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.roles import Role
+from memagent_graph.trace import Call
 
 OPEN = "open_document"
 """The first node of every graph. It resets the state of an earlier run on the same thread."""

@@ -1,9 +1,7 @@
 """The log of runs: all prompts and completions, in one SQLite file that many processes may write to.
 
 records       the contents as data: runs, conversations, events, rewards; filters and totals
-columns       the storage of fields in tables and Parquet files
-packing       token ids, log-probs and texts as small blobs
-rows          the tables, connections to the file, and the statements that change it
+tables        the storage of records: columns, blobs, the tables, and the statements that change them
 log           RunLog: write, query, reward, delete
 logged_trace  the trace of a run from its conversations
 exchange      runs as Parquet files and back, and several logs as one

@@ -19,8 +19,7 @@ from memagent_graph.errors import MemAgentError, RunLogError, RunNotFoundError
 from memagent_graph.events import EventKind
 from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.prompts import Prompts
-from memagent_graph.run_log import rows
-from memagent_graph.run_log.columns import Record, bound_records, pack_row, unpack_row
+from memagent_graph.run_log import tables
 from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import (
     Conversation,
@@ -34,7 +33,7 @@ from memagent_graph.run_log.records import (
     TextKind,
     describe_edit,
 )
-from memagent_graph.run_log.rows import connect
+from memagent_graph.run_log.tables import Record, bound_records, connect, pack_row, unpack_row
 from memagent_graph.storage.database import UnknownSchemaError
 from memagent_graph.storage.database_writer import DatabaseWriter, MovedFileError
 from memagent_graph.trace import Trace
@@ -100,13 +99,13 @@ class RunLog:
 
         def write_start(connection: sqlite3.Connection) -> None:
             values = pack_row(record)
-            rows.begin_attempt(connection, run_id, record.began)
-            rows.insert_row(connection, "runs", values, update=values.keys() - {"attempt"} if replaces_run else ())
+            tables.begin_attempt(connection, run_id, record.began)
+            tables.insert_row(connection, "runs", values, update=values.keys() - {"attempt"} if replaces_run else ())
             if replaces_run:
                 connection.execute("DELETE FROM imported WHERE run_id = ?", (run_id,))
                 connection.execute("UPDATE conversations SET superseded = 1 WHERE run_id = ?", (run_id,))
             if prompts is not None:
-                rows.insert_template(connection, prompts.fingerprint, prompts.wording)
+                tables.insert_template(connection, prompts.fingerprint, prompts.wording)
 
         return self._writer.submit(write_start)
 
@@ -135,7 +134,14 @@ class RunLog:
         """
         if self._redact is not None:
             conversation = self._redact_conversation(conversation, prompt_texts)
-        return self._writer.submit(rows.make_conversation_job(conversation, supersedes_others=supersede))
+        values = pack_row(conversation) | {"id": None}  # here, so that the writer thread does little work
+
+        def write_conversation(connection: sqlite3.Connection) -> int:
+            if supersede:
+                tables.supersede_slot(connection, values)
+            return tables.insert_row(connection, "conversations", values)
+
+        return self._writer.submit(write_conversation)
 
     def edit(
         self,
@@ -166,7 +172,7 @@ class RunLog:
                 "WHERE run_id = ? AND call_id NOT IN (SELECT value FROM json_each(?))",
                 (run_id, json.dumps(list(remaining))),
             )
-            rows.insert_row(connection, "events", {**pack_row(event), "run_id": run_id})
+            tables.insert_row(connection, "events", {**pack_row(event), "run_id": run_id})
 
         return self._writer.submit(write_edit)
 
@@ -203,7 +209,7 @@ class RunLog:
                 if row is None or row["run_id"] != run_id:
                     hint = "Pass the `id` of one that `conversations(run_id)` returns."
                     raise RunNotFoundError(f"run {run_id} has no conversation {conversation}", hint=hint, run_id=run_id)
-            rows.insert_reward(connection, new_reward)
+            tables.insert_reward(connection, new_reward)
 
         self.wait(self._writer.submit(write_reward))
 
@@ -222,19 +228,19 @@ class RunLog:
         def write_run(connection: sqlite3.Connection) -> None:
             if replace_existing:
                 connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
-            rows.insert_row(connection, "runs", pack_row(run.record))
+            tables.insert_row(connection, "runs", pack_row(run.record))
             connection.execute("INSERT INTO imported VALUES (?)", (run_id,))
             for fingerprint, wording in run.templates.items():
-                rows.insert_template(connection, fingerprint, wording)
+                tables.insert_template(connection, fingerprint, wording)
             row_ids = {
-                conversation.id: rows.make_conversation_job(conversation, supersedes_others=False)(connection)
+                conversation.id: tables.insert_row(connection, "conversations", pack_row(conversation) | {"id": None})
                 for conversation in sorted(run.conversations, key=lambda conversation: conversation.id or 0)
             }
             for event in run.events:
-                rows.insert_row(connection, "events", {**pack_row(event), "run_id": run_id})
+                tables.insert_row(connection, "events", {**pack_row(event), "run_id": run_id})
             for reward in run.rewards:
                 row_id = None if reward.conversation is None else row_ids[reward.conversation]
-                rows.insert_reward(connection, replace(reward, conversation=row_id))
+                tables.insert_reward(connection, replace(reward, conversation=row_id))
 
         try:
             self.wait(self._writer.submit(write_run))
@@ -322,9 +328,9 @@ class RunLog:
             with_ids: whether to include token ids and log-probs, which need ten times as much memory.
 
         Raises:
-            RunLogError: the run is larger than `columns.MAX_RUN_SIZE`, or the log cannot be read.
+            RunLogError: the run is larger than `tables.MAX_RUN_SIZE`, or the log cannot be read.
         """
-        columns = "*" if with_ids else rows.SMALL_COLUMNS
+        columns = "*" if with_ids else tables.SMALL_COLUMNS
         query = f"SELECT {columns} FROM conversations WHERE run_id = ? AND superseded <= ? ORDER BY position, id"  # noqa: S608
         records = self._select(Conversation, query, run_id, int(superseded))
         return bound_records(records, f"run {run_id} in {self.path}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from memagent_graph.calls import Call, Writes
 from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.grouping import group_values
 from memagent_graph.policy import Completion, FinishReason, TokenUsage
 from memagent_graph.run_log.records import Conversation, LoggedEvent, Outcome
-from memagent_graph.trace import Trace
+from memagent_graph.trace import Call, Trace, Writes
 
 
 def build_trace(

@@ -1,7 +1,7 @@
 """The records of a run log, and filters of runs. All times are seconds since 1970.
 
 The fields of `RunRecord`, `Conversation`, `LoggedEvent` and `Reward` are the columns of the log's tables and of
-exports; `columns` stores them by type. A new field needs no other change in this package.
+exports; `tables` stores them by type. A new field needs no other change in this package.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
-from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef
 from memagent_graph.events import ReadEvent
 from memagent_graph.policy import Origin
 from memagent_graph.reasoning import extract_reply
+from memagent_graph.trace import Span, Writes
 
 LongText: TypeAlias = str | None
 """A text that is stored compressed, with lone surrogates; None if it was redacted or does not exist."""

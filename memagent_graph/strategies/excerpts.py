@@ -23,7 +23,6 @@ from typing import Any, ClassVar, Final, NotRequired
 from langgraph.graph import END
 
 from memagent_graph.budget import CHAT_TEMPLATE_TOKENS
-from memagent_graph.calls import Span, Writes
 from memagent_graph.documents.chunking import Chunker, Cursor, start_cursor
 from memagent_graph.errors import BudgetError
 from memagent_graph.prompts import read_template
@@ -32,6 +31,7 @@ from memagent_graph.reading.steps import Change, StepContext, end_with_answer
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import BM25Retriever, Retriever, rank_texts
 from memagent_graph.roles import ANSWER, UPDATE, Role, complete_prompts, read_answer_instructions
+from memagent_graph.trace import Span, Writes
 
 _COUNTING_CHUNK_TOKENS: Final = 1024
 """Tokens per chunk when the tokens of a document are only counted."""

@@ -17,7 +17,6 @@ from langgraph.graph import END
 from langgraph.types import Send
 from typing_extensions import TypedDict
 
-from memagent_graph.calls import Call
 from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import BudgetError
 from memagent_graph.prompts import Prompts, read_template
@@ -26,6 +25,7 @@ from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entri
 from memagent_graph.reading.steps import Change, Step, StepContext, branch, end_with_answer, get_chosen_chunk
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, ParsedReply, Role
+from memagent_graph.trace import Call
 
 _SEPARATOR_TOKENS = 2
 """Maximum number of tokens of a line break between two findings."""

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NotRequired
 from langgraph.graph import END
 from typing_extensions import TypedDict
 
-from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.state import SequentialState
@@ -24,6 +23,7 @@ from memagent_graph.reading.steps import (
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.retriever import BM25Retriever, Retriever, cut_passages, rank_texts
 from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role
+from memagent_graph.trace import Call, Span, Writes
 
 _QUERY_PREFIX = "RECALL:"
 _EMPTY_RESULT = "(nothing)"

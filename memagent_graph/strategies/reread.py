@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NotRequired
 
 from langgraph.graph import END
 
-from memagent_graph.calls import Writes
 from memagent_graph.documents.chunking import start_cursor
 from memagent_graph.events import EventKind
 from memagent_graph.prompts import Prompts, read_template
@@ -23,6 +22,7 @@ from memagent_graph.reading.steps import (
 )
 from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role
+from memagent_graph.trace import Writes
 
 
 def make_question_parser(questions: Sequence[str]) -> Callable[[str, Prompts], ParsedReply | ParseFailure]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from memagent_graph.calls import Writes
 from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.events import EventKind, count_events
 from memagent_graph.no_answers import gives_no_answer
@@ -17,7 +16,7 @@ from memagent_graph.provenance.overlap import TokenizedText
 from memagent_graph.provenance.places import find_section_label
 from memagent_graph.provenance.word_diff import Change, DiffOp, compare_words
 from memagent_graph.timeline.view import RunView
-from memagent_graph.trace import MemoryUpdate, Trace
+from memagent_graph.trace import MemoryUpdate, Trace, Writes
 from memagent_graph.words import find_words
 
 MAX_NAMES = 8

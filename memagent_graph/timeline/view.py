@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.documents.omissions import list_document_events
 from memagent_graph.errors import DocumentError
@@ -23,7 +22,7 @@ from memagent_graph.provenance.evidence import (
 )
 from memagent_graph.provenance.places import Places, make_link_prefix
 from memagent_graph.run_log import Reward, RunLog
-from memagent_graph.trace import MemoryUpdate, Trace
+from memagent_graph.trace import MemoryUpdate, Span, Trace, Writes
 
 _CUT_WORD_BEFORE: Final = re.compile(r"^\S*\s+(?=\S)")
 _CUT_WORD_AFTER: Final = re.compile(r"\s\S*\Z")

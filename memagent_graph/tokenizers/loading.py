@@ -1,4 +1,4 @@
-"""Loads tokenizers, which convert text to ids and back, and count the characters that the first n tokens cover.
+"""Loads tokenizers, which count tokens, and the characters that the first n tokens cover.
 
 `load_tokenizer` accepts `embedded`, a tiktoken encoding or model name, a file or folder with a tokenizer.json, or a hub
 id. tiktoken handles OpenAI's encodings and most byte-level BPE, the `tokenizers` library the rest.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -60,8 +59,8 @@ class TextTokens(Protocol):
 class Tokenizer(Protocol):
     """The protocol that the chunker, the budget and the prompts use.
 
-    `encode` treats every text as ordinary text: `<|im_end|>` becomes the tokens of these characters, never the control
-    token. It accepts any str. Lone surrogates are encoded like U+FFFD.
+    Every text is ordinary text: `<|im_end|>` has the tokens of these characters, never the control token. Any str is
+    accepted. Lone surrogates have the tokens of U+FFFD.
     """
 
     @property
@@ -77,14 +76,6 @@ class Tokenizer(Protocol):
     @property
     def special_tokens(self) -> frozenset[str]:
         """Texts that a chat template treats as control tokens, such as `<|im_end|>`."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, without any special token."""
-        ...
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of `ids`. Incomplete characters become U+FFFD. Raises TokenizerError for unknown ids."""
         ...
 
     def count(self, text: str) -> int:
@@ -127,13 +118,6 @@ class TiktokenTokenizer:
                 raise
         middle = len(piece) // 2
         return self._encode_piece(piece[:middle]) + self._encode_piece(piece[middle:])
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of `ids`."""
-        try:
-            return self._encoding.decode(ids, errors="replace")
-        except (KeyError, OverflowError) as error:
-            raise TokenizerError(f"the tokenizer {self.name} has no token {error}", hint=_MISMATCH_HINT) from error
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
@@ -193,7 +177,7 @@ class HFTokenizer:
         if self._fast is None:
             _ = self._backend
         # A prompt is counted before it is sent, and again if the server does not report its tokens.
-        self._encode_cached = functools.lru_cache(maxsize=8)(self.encode)
+        self._count_cached = functools.lru_cache(maxsize=8)(lambda text: len(self.tokenize(text)))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the specification, because the library's pickle loses a setting."""
@@ -206,10 +190,6 @@ class HFTokenizer:
         backend.encode_special_tokens = True
         return backend
 
-    def _choose_fast(self, text: str) -> TiktokenTokenizer | None:
-        """Return the tiktoken tokenizer if it gives the same ids for `text`, or None."""
-        return self._fast if not self._composes or unicodedata.is_normalized("NFC", text) else None
-
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of model, normalizer, pre-tokenizer and added tokens."""
@@ -220,42 +200,22 @@ class HFTokenizer:
         text = json.dumps(rules, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
-    def _iter_encodings(self, text: str) -> Iterator[tuple[int, Encoding]]:
-        """Yield the start and the encoding of each piece of `text`."""
-        start = 0
+    def tokenize(self, text: str) -> TextTokens:
+        """Return the tokens of `text` with their positions."""
+        if self._fast is not None and (not self._composes or unicodedata.is_normalized("NFC", text)):
+            return self._fast.tokenize(text)
+        pieces, first_tokens, start = list[tuple[int, Encoding]](), [0], 0
         for piece in cut_pieces(replace_lone_surrogates(text)):
             with _translate_library_errors(self.name):
                 encoding = self._backend.encode(piece, add_special_tokens=False)
-            yield start, encoding
+            pieces.append((start, encoding))
+            first_tokens.append(first_tokens[-1] + len(encoding))
             start += len(piece)
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`."""
-        if (fast := self._choose_fast(text)) is not None:
-            return fast.encode(text)
-        return [token for _, encoding in self._iter_encodings(text) for token in encoding.ids]
-
-    def tokenize(self, text: str) -> TextTokens:
-        """Return the tokens of `text` with their positions."""
-        if (fast := self._choose_fast(text)) is not None:
-            return fast.tokenize(text)
-        pieces = [*self._iter_encodings(text)]
-        first_tokens = itertools.accumulate((len(encoding) for _, encoding in pieces), initial=0)
-        return _HFText(text, pieces, [*first_tokens], composes=self._composes)
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of `ids`."""
-        if self._fast is not None:
-            return self._fast.decode(ids)
-        with _translate_library_errors(self.name):
-            unknown_ids = (i for i in set(ids) if not 0 <= i < 1 << 32 or self._backend.id_to_token(i) is None)
-            if (unknown_id := next(unknown_ids, None)) is None:  # the library would silently drop it
-                return self._backend.decode(ids, skip_special_tokens=False)
-        raise TokenizerError(f"the tokenizer {self.name} has no token {unknown_id}", hint=_MISMATCH_HINT)
+        return _HFText(text, pieces, first_tokens, composes=self._composes)
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
-        return len(self._encode_cached(text))
+        return self._count_cached(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +371,6 @@ def _fetch_from_hub(repository: str) -> Path:
         ) from error
 
 
-_MISMATCH_HINT = "The ids come from another tokenizer. Use the tokenizer of the model that wrote them."
 _CONVERT_HINT = (
     "Write one with transformers: AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER), then pass the folder."
 )

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -629,7 +630,9 @@ SCENARIOS: dict[str, Callable[[Workspace], Any]] = {
     "ids": partial(serve_and_read, server={"vllm": True}, sampling=SamplingParams(temperature=1.0, top_p=0.9, seed=5)),
     "hostile": partial(serve_and_read, document=HOSTILE * 12),
     "hostile_control_tokens": partial(
-        serve_and_read, document=HOSTILE * 3, prompts=load_prompts(control_tokens=["<|im_end|>", "<|im_start|>"])
+        serve_and_read,
+        document=HOSTILE * 3,
+        prompts=replace(load_prompts(), control_tokens=frozenset({"<|im_end|>", "<|im_start|>"})),
     ),
     "section_first": partial(serve_and_read, prompts=load_prompts("section_first", "plain")),
     "paper_plain": partial(serve_and_read, prompts=load_prompts("paper", "plain"), limits=Limits(max_chunks=2)),

@@ -80,3 +80,9 @@ class LengthRecorder:
             return getattr(self.library, name)(text, *arguments, **options)
 
         return call
+
+
+def encode(tokenizer, text):
+    """Return the ids of the tokens of a text."""
+    tokens = tokenizer.tokenize(text)
+    return tokens.ids if hasattr(tokens, "ids") else [token for _, encoding in tokens.pieces for token in encoding.ids]

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from memagent_graph.calls import Call, Span, Writes
 from memagent_graph.events import ReadEvent
 from memagent_graph.policy import Completion, FinishReason, TokenUsage
 from memagent_graph.timeline.view import RunView
-from memagent_graph.trace import Trace
+from memagent_graph.trace import Call, Span, Trace, Writes
 
 
 def make_call(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from support.made_tokenizers import encode
 from support.programs import run_program
 
 from memagent_graph.errors import PolicyError
@@ -163,10 +164,10 @@ def test_only_the_tensor_that_the_adapter_names_differs_from_the_base(gguf_path,
 
 def test_the_tokenizer_splits_digits_and_composes_accents(gguf_path, base) -> None:
     tokenizer = load_tokenizer(add_policy("english-untrained", file=gguf_path, base=base))
-    assert tokenizer.encode("cafe\u0301") == tokenizer.encode("caf\u00e9")
-    line_break_ids, digit_1_ids, digit_2_ids = (tokenizer.encode(text) for text in ("\n\n", "1", "2"))
-    assert len(line_break_ids) == 1 and tokenizer.encode("12") == digit_1_ids + digit_2_ids
-    assert tokenizer.encode("\n\n1") == line_break_ids + digit_1_ids
+    assert encode(tokenizer, "cafe\u0301") == encode(tokenizer, "caf\u00e9")
+    line_break_ids, digit_1_ids, digit_2_ids = (encode(tokenizer, text) for text in ("\n\n", "1", "2"))
+    assert len(line_break_ids) == 1 and encode(tokenizer, "12") == digit_1_ids + digit_2_ids
+    assert encode(tokenizer, "\n\n1") == line_break_ids + digit_1_ids
 
 
 def test_the_extra_language_installs_every_required_module() -> None:
@@ -245,7 +246,9 @@ def test_a_base_that_cannot_be_used_is_refused_with_a_hint_and_leaves_no_folder(
 
 
 def test_a_damaged_adapter_and_one_of_another_base_or_kind_are_refused(gguf_path, base, tmp_path) -> None:
-    assert load_adapter(write_adapter(tmp_path / "rank-stabilised", [], use_rslora=True)).scale == 4 / 2**0.5
+    ((_, plain_b),) = load_adapter(write_adapter(tmp_path / "plain", [])).values()
+    ((_, stabilised_b),) = load_adapter(write_adapter(tmp_path / "stabilised", [], use_rslora=True)).values()
+    assert stabilised_b.allclose(plain_b * 2**0.5)
     for bases, config, message in (
         (["f" * 64], {}, r"trained on another base than tiny\.gguf"), (5, {"bias": "none"}, "not say which base"),
         ([base.sha256], {"use_dora": True}, "plain LoRA: use_dora"), ([base.sha256], {"r": 3}, "plain LoRA: base_mo"),

@@ -142,16 +142,12 @@ async def test_errors_of_the_model_are_policy_errors() -> None:
         await policy.complete(HELLO, SamplingParams())
 
 
-async def test_an_interrupted_reply_is_requested_again_up_to_max_retries(monkeypatch) -> None:
-    monkeypatch.setattr("memagent_graph.policies.chat_model._FIRST_PAUSE_SECONDS", 0)
-    interrupted_reply = AIMessage("half a te", response_metadata={"finish_reason": "error"})
+async def test_a_refusal_is_a_finish_reason_and_an_interrupted_reply_an_error() -> None:
     refusal = AIMessage("", additional_kwargs={"refusal": "I cannot."})
-    replies = iter([interrupted_reply, AIMessage("whole"), refusal, interrupted_reply, interrupted_reply])
-    policy = ChatModelPolicy(GenericFakeChatModel(messages=replies), max_retries=1)
-    completion = await policy.complete(HELLO, SamplingParams())
-    assert (completion.text, completion.retries) == ("whole", 1)
+    replies = iter([refusal, AIMessage("half a te", response_metadata={"finish_reason": "error"})])
+    policy = ChatModelPolicy(GenericFakeChatModel(messages=replies))
     assert (await policy.complete(HELLO, SamplingParams())).finish_reason is FinishReason.REFUSED
-    with pytest.raises(PolicyResponseError, match="still failed during a reply after 1 retry"):
+    with pytest.raises(PolicyResponseError, match="failed during a reply"):
         await policy.complete(HELLO, SamplingParams())
-    with pytest.raises(MemAgentError, match="max_retries must be at least 0, got -1"):
-        ChatModelPolicy(GenericFakeChatModel(messages=replies), max_retries=-1)
+    with pytest.raises(MemAgentError, match="max_concurrency must be at least 1, got 0"):
+        ChatModelPolicy(GenericFakeChatModel(messages=replies), max_concurrency=0)

@@ -17,7 +17,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from memagent_corpus.corpus_ledger import CorpusLedger
 from memagent_graph.errors import MemAgentError
 from memagent_graph.run_log import RunLog
-from memagent_graph.run_log.rows import connect
+from memagent_graph.run_log.tables import connect
 from memagent_graph.storage import database
 from memagent_graph.storage.checkpoints import open_checkpointer
 from memagent_graph.storage.database import use_write_ahead_log

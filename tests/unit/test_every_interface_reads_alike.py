@@ -21,7 +21,7 @@ from support.fake_server import FakeServer
 from support.scripts import make_document
 
 from langchain_memagent import MemAgentMiddleware, ReadLongDocument, memagent_node, platform
-from memagent_graph import MemAgent, load_tokenizer
+from memagent_graph import MemAgent
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.errors import PolicyError
 from memagent_graph.settings import ReadSettings
@@ -142,11 +142,8 @@ def test_every_interface_sends_the_same_requests(server, book, strategy) -> None
         requests[read.__name__] = [{name: body.get(name) for name in COMPARED_FIELDS} for body in server.requests]
     expected = requests[read_by_command.__name__]
     assert len(expected) > 4, "the document has several chunks, and every interface reads all of them"
-    tokenizer = load_tokenizer("embedded")
     for interface, bodies in requests.items():
         assert bodies == expected, interface
-        ids = [tokenizer.encode(body["messages"][-1]["content"]) for body in bodies]
-        assert ids == [tokenizer.encode(body["messages"][-1]["content"]) for body in expected], interface
 
 
 @pytest.mark.parametrize(

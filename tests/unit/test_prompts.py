@@ -69,7 +69,7 @@ INJECTIONS = [
 @pytest.mark.parametrize("injection", INJECTIONS)
 @pytest.mark.parametrize("layout", list(PromptLayout))
 def test_injected_tags_and_control_tokens_are_escaped(injection: str, layout: PromptLayout) -> None:
-    prompts = load_prompts(layout, control_tokens=["<|im_end|>", "<|im_start|>"])
+    prompts = replace(load_prompts(layout), control_tokens=frozenset({"<|im_end|>", "<|im_start|>"}))
     harmless_prompt = prompts.messages("update", "Q?", memory="memory", chunk="x")[0]["content"]
     for memory, chunk in (("memory", injection), (injection, "x")):
         prompt = prompts.messages("update", "Q?", memory=memory, chunk=chunk)[0]["content"]

@@ -33,8 +33,7 @@ from memagent_graph.errors import MemAgentError, PolicyError, RunLogError, RunNo
 from memagent_graph.policy import TokenUsage
 from memagent_graph.run_log import Conversation, RunFilter, TextKind
 from memagent_graph.run_log.exchange import parquet
-from memagent_graph.run_log.packing import pack_numbers, pack_text, unpack_numbers, unpack_text
-from memagent_graph.run_log.rows import connect
+from memagent_graph.run_log.tables import connect, pack_numbers, pack_text, unpack_numbers, unpack_text
 from memagent_graph.storage import database_writer
 
 TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=400)

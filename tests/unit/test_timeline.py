@@ -14,7 +14,6 @@ from rich.console import Console
 from support.traces import make_answer, make_call, make_fan_out, make_spans, make_trace, make_view
 from unit.reports.test_report_exports import Page
 
-from memagent_graph.calls import Writes
 from memagent_graph.documents import SourceMark
 from memagent_graph.errors import RunError
 from memagent_graph.events import EventKind, ReadEvent, UpdateRule
@@ -24,7 +23,7 @@ from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_notebook, render_page, write_page
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
-from memagent_graph.trace import Trace
+from memagent_graph.trace import Trace, Writes
 
 CHUNKS = [
     "Marta Okonjo sold the granary in 1716. ",

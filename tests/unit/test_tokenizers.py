@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.adversarial_texts import make_adversarial_texts
-from support.made_tokenizers import CL100K, TOKENIZER_KINDS, LengthRecorder
+from support.made_tokenizers import CL100K, TOKENIZER_KINDS, LengthRecorder, encode
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -42,15 +42,15 @@ def test_text_of_a_special_token_is_encoded_as_ordinary_text(tokenizer):
     text = "a <|im_end|> b <|endoftext|></s>[SEP]"
     special_tokens = {"<|im_end|>", "<|endoftext|>", "</s>", "[SEP]"} & tokenizer.special_tokens
     assert special_tokens
-    ids = tokenizer.encode(text)
-    assert all(len(tokenizer.encode(token)) > 1 for token in special_tokens)
+    ids = encode(tokenizer, text)
+    assert all(len(encode(tokenizer, token)) > 1 for token in special_tokens)
     assert len(ids) == tokenizer.count(text) > len(text.split())
 
 
 @settings(max_examples=40)
 @given(text=st.text(max_size=60))
 def test_any_text_can_be_encoded_and_has_monotonic_prefixes(text, tokenizer):
-    ids = tokenizer.encode(text)
+    ids = encode(tokenizer, text)
     assert tokenizer.count(text) == len(ids)
     tokenized = tokenizer.tokenize(text)
     assert len(tokenized) == len(ids)
@@ -59,7 +59,7 @@ def test_any_text_can_be_encoded_and_has_monotonic_prefixes(text, tokenizer):
     assert lengths == sorted(lengths)
     assert all(0 <= length <= len(text) for length in lengths)
     valid_text = "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
-    assert ids == tokenizer.encode(valid_text)
+    assert ids == encode(tokenizer, valid_text)
 
 
 def make_library_tokenizer(specification):
@@ -75,15 +75,14 @@ def test_byte_level_bpe_by_tiktoken_has_the_ids_and_prefixes_of_the_library(kind
     vocabulary = [tokenizer._fast._encoding.decode_single_token_bytes(token) for token in range(300, 2000)]
     unknown_prefixes = 0
     for index, text in enumerate(make_adversarial_texts(vocabulary, count=1500)):
-        ids = tokenizer.encode(text)
-        assert ids == library.encode(text)
-        assert tokenizer.decode(ids) == library.decode(ids)
+        ids = encode(tokenizer, text)
+        assert ids == encode(library, text)
         tokenized, by_offsets = tokenizer.tokenize(text), library.tokenize(text)
         for n in range(len(ids) + 1) if index % 5 == 0 else ():
             length = tokenized.prefix_chars(n)
             assert by_offsets.prefix_chars(n) == length
             unknown_prefixes += length is None
-            assert length is None or kind == "nfc" or tokenizer.decode(ids[:n]) == text[:length]
+            assert length is None or kind == "nfc" or library._backend.decode(ids[:n]) == text[:length]
     assert unknown_prefixes > 100
 
 
@@ -107,19 +106,20 @@ def test_merges_that_tiktoken_would_apply_differently_are_left_to_the_library(me
     specification = make_specification(*merges, ignore_merges=ignore_merges)
     tokenizer, library = HFTokenizer(specification, name="own"), make_library_tokenizer(specification)
     for text in ("abc", "xabc abcd", "bcabc", "100", "2100 1000"):
-        assert tokenizer.encode(text) == library.encode(text)
+        assert encode(tokenizer, text) == encode(library, text)
         assert tokenizer.tokenize(text).prefix_chars(1) == library.tokenize(text).prefix_chars(1)
 
 
 def test_prefixes_of_text_that_is_normalized_count_its_original_characters(folder):
     tokenizer = load_tokenizer(folder / "nfc")
+    decode = tokenizer._backend.decode
     text = "e\u0301 cafe\u0301 A\u030a\u0323 한국어 \u1112\u1161\u11ab plain q\u0307\u0323 end"
-    ids = tokenizer.encode(text)
+    ids = encode(tokenizer, text)
     tokenized = tokenizer.tokenize(text)
     lengths = [tokenized.prefix_chars(n) for n in range(len(ids) + 1)]
     for n, length in enumerate(lengths):
         if length is not None:
-            assert tokenizer.decode(ids[:n]) == tokenizer.decode(tokenizer.encode(text[:length]))
+            assert decode(ids[:n]) == decode(encode(tokenizer, text[:length]))
     assert sum(length is not None for length in lengths) > len(text.split())
 
 
@@ -128,10 +128,11 @@ def test_a_long_run_of_one_character_takes_bounded_time(unit, tokenizer, monkeyp
     """The library's patterns may take quadratic time, so it gets pieces of bounded length, and few of them."""
     text = (unit * 100_000)[: 100_000 // len(unit.encode("utf-8", "replace"))]
     copy = pickle.loads(pickle.dumps(tokenizer))  # without the caches of earlier tests
-    owner, library = (copy, "_backend") if copy._choose_fast(text) is None else (copy._fast, "_encoding")
+    is_fast = hasattr(copy.tokenize(text), "ids")
+    owner, library = (copy._fast, "_encoding") if is_fast else (copy, "_backend")
     recorder = LengthRecorder(getattr(owner, library))
     monkeypatch.setattr(owner, library, recorder)
-    ids = copy.encode(text)
+    ids = encode(copy, text)
     max_chars = MAX_PIECE_BYTES // 4
     assert max(recorder.lengths) <= max_chars
     # A piece on which a pattern gives up is halved, so each character is scanned only a few times.
@@ -155,14 +156,6 @@ def test_a_fingerprint_depends_on_the_tokenizer_and_not_on_its_file(folder, tmp_
         for copy in (load_tokenizer(path), pickle.loads(pickle.dumps(load_tokenizer(folder / kind)))):
             assert copy.fingerprint == fingerprints[kind]
             assert copy.count("one two three four five six seven eight") > 5
-
-
-def test_decoding_an_unknown_id_is_an_error(folder):
-    tokenizer = load_tokenizer(folder / "cl100k")
-    with pytest.raises(TokenizerError, match="has no token"):
-        tokenizer.decode([10**6])
-    special = load_specification(folder, "cl100k")["added_tokens"][2]
-    assert tokenizer.decode([special["id"]]) == "<|im_end|>"
 
 
 def test_a_tiktoken_encoding_that_cannot_be_fetched_names_the_remedy(monkeypatch):
@@ -198,7 +191,7 @@ def test_a_tiktoken_encoding_is_found_by_model_name(monkeypatch):
     assert names == ["o200k_base"]
     assert tokenizer.name == "o200k_base"
     assert tokenizer.special_tokens == {"<|x|>"}
-    assert tokenizer.encode("ab<|x|>") == list(b"ab<|x|>")
+    assert encode(tokenizer, "ab<|x|>") == list(b"ab<|x|>")
 
 
 @pytest.mark.parametrize(

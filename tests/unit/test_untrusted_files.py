@@ -50,9 +50,9 @@ from memagent_graph.policies.adding import load_adapter
 from memagent_graph.policies.profile import EMBEDDED_FOLDER, require_profile, save_profile
 from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.response_format import ResponseFormat
-from memagent_graph.run_log import LoggedRun, RunLog, columns
+from memagent_graph.run_log import LoggedRun, RunLog, tables
 from memagent_graph.run_log.exchange import export_runs, import_runs, parquet
-from memagent_graph.run_log.packing import MAX_LIST_LENGTH, pack_text
+from memagent_graph.run_log.tables import MAX_LIST_LENGTH, pack_text
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage import parquet_rows, state_serializer
 from memagent_graph.storage.state_serializer import CompressedSerializer, UndecodableStateError, reset_size_limits
@@ -194,7 +194,7 @@ def show_blob(column: str, blob: bytes, *, max_bytes: int | None = None) -> Atta
     def show(folder: Path) -> str:
         execute(folder / "runs.sqlite", f"UPDATE conversations SET {column} = ?", blob)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columns, "MAX_RUN_SIZE", max_bytes or columns.MAX_RUN_SIZE)
+            patch.setattr(tables, "MAX_RUN_SIZE", max_bytes or tables.MAX_RUN_SIZE)
             return show_runs(write_export(folder))
 
     return show

@@ -11,14 +11,13 @@ from typing import Final
 
 from memagent_evaluation.samples import Needle, Sample
 from memagent_evaluation.scorers import contains
-from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore
 from memagent_graph.events import EventKind, StopReason, UpdateRule
 from memagent_graph.provenance.evidence import split_memory
 from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
 from memagent_graph.timeline.view import RunView, load_run_view
-from memagent_graph.trace import MemoryUpdate, Trace
+from memagent_graph.trace import MemoryUpdate, Trace, Writes
 
 _CUT_EVENT_KINDS: Final = frozenset({EventKind.TRUNCATED, EventKind.OVERLONG})
 _MIN_GOLD_CHARACTERS: Final = 4

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 from memagent_evaluation.result_table import QuestionOutcome
-from memagent_graph.calls import Span
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import EvaluationError, RunMismatchError, RunNotFoundError
 from memagent_graph.events import count_events
@@ -28,7 +27,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.strategies import Strategy, is_strategy, list_strategy_names, load_strategy
 from memagent_graph.strategies.excerpts import DoesNotFitError, Excerpt, ExcerptWindow, FullContext
-from memagent_graph.trace import Trace
+from memagent_graph.trace import Span, Trace
 
 READER: Final = "memagent"
 NO_DOCUMENT: Final = "no_document"

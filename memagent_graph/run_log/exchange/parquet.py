@@ -27,14 +27,13 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.grouping import group_values
 from memagent_graph.policy import ARRAY_TYPES
-from memagent_graph.run_log.columns import MAX_RUN_SIZE, RECORD_COLUMNS, Column, bound_records
-from memagent_graph.run_log.packing import MAX_TEXT_BYTES
 from memagent_graph.run_log.records import Conversation, LoggedEvent, LoggedRun, Reward, RunRecord
+from memagent_graph.run_log.tables import MAX_RUN_SIZE, MAX_TEXT_BYTES, RECORD_COLUMNS, Column, bound_records
 from memagent_graph.storage.parquet_rows import iter_rows, load_pyarrow, open_parquet, require_readable_row_groups
+from memagent_graph.trace import Span
 
 _CONVERSATION_COLUMNS: Final = {
     "conversation" if name == "id" else name: (name, column) for name, column in RECORD_COLUMNS[Conversation].items()

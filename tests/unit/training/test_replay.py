@@ -15,10 +15,10 @@ from support.conversations import DOCUMENT, make_conversation
 from support.scripts import extract, make_completion, make_document, read_perfectly
 
 from memagent_graph import Completion, Limits, RunFilter, RunLog, ScriptedPolicy, UpdateRule, UpdateRules
-from memagent_graph.calls import Span
 from memagent_graph.errors import RunLogError
 from memagent_graph.run_log import Conversation, LoggedRun, Outcome, Reward, RunRecord
 from memagent_graph.run_log.exchange import export_runs, import_runs
+from memagent_graph.trace import Span
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
 from memagent_training.data.reward_functions import LoggedStepReward

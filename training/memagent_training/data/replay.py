@@ -23,12 +23,12 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.grouping import group_values
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome, RunFilter, RunLog
 from memagent_graph.settings import PolicySettings
+from memagent_graph.trace import Writes
 from memagent_training.data.replay_report import Refusal, ReplayReport, ZeroVarianceGroup
 from memagent_training.data.reward_functions import (
     LoggedReward,

@@ -10,14 +10,13 @@ from itertools import compress
 from pathlib import Path
 
 from memagent_evaluation.samples import Metric
-from memagent_graph.calls import Writes
 from memagent_graph.documents import DocumentStore, find_store
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
 from memagent_graph.run_log.exchange import is_sqlite_file, parquet
 from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import RunRecord
 from memagent_graph.storage.bounded_files import open_regular_file
-from memagent_graph.trace import Trace
+from memagent_graph.trace import Trace, Writes
 from memagent_training.training_errors import ReplayError
 
 

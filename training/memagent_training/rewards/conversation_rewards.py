@@ -8,10 +8,10 @@ from typing import Final
 
 from memagent_evaluation.samples import Metric
 from memagent_evaluation.scorers import separate_words
-from memagent_graph.calls import Writes
 from memagent_graph.events import EventKind, StopReason
 from memagent_graph.policy import FinishReason
 from memagent_graph.run_log import Conversation, Outcome
+from memagent_graph.trace import Writes
 from memagent_training.data.training_runs import TrainingRun
 
 _DAMAGE_EVENTS: Final = frozenset({EventKind.TRUNCATED.value, EventKind.OVERLONG.value, EventKind.INVALID_ANSWER.value})

@@ -15,12 +15,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
-from memagent_graph.calls import Span, Writes
 from memagent_graph.documents import DocumentRef, DocumentStore
 from memagent_graph.errors import DocumentError
 from memagent_graph.provenance.evidence import find_quoted_chunks
 from memagent_graph.run_log import Outcome
 from memagent_graph.timeline.view import make_text_reader
+from memagent_graph.trace import Span, Writes
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.rewards.outcome_rewards import ExactMatch
 
