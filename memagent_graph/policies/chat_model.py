@@ -82,11 +82,16 @@ class ChatModelPolicy:
             PolicyError: the model raised an error, whose message is included, or failed during each of its replies.
         """
         messages = [(message["role"], message["content"]) for message in prompt]
-        async with self._slots.get():
-            completion = await self._call_model(messages, sampling)
-        if completion.finish_reason is FinishReason.FAILED:
-            raise PolicyResponseError(f"{self.name} failed during a reply", hint="See its server's log, then resume.")
-        return completion
+        for retries in range(_MAX_RETRIES + 1):
+            if retries:
+                await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2 ** (retries - 1))
+            async with self._slots.get():
+                completion = await self._call_model(messages, sampling)
+            if completion.finish_reason is not FinishReason.FAILED:
+                return replace(completion, retries=retries)
+        raise PolicyResponseError(
+            f"{self.name} failed during a reply, {_MAX_RETRIES + 1} times", hint="See its server's log, then resume."
+        )
 
     async def _call_model(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> Completion:
         """Call the model and decode its reply. If its error names an option, call it again without the option."""
