@@ -211,9 +211,7 @@ class Trace:
     @property
     def final_memory(self) -> str:
         """The memory that the newest answer is based on, or else the newest memory; "" before the first."""
-        if answers := self.answers:
-            return self.memory_before(answers[-1].id)
-        return self.updates[-1].memory if self.updates else ""
+        return self._join_memories(self.final_sources)
 
     @property
     def final_sources(self) -> tuple[int, ...]:
@@ -253,8 +251,7 @@ class Trace:
 
     def memory_before(self, call_id: str) -> str:
         """Return the memory that a call started from; several memories of a merge are joined."""
-        indices = self._find_continued(self._sources[call_id], self.calls_by_id[call_id].branch)
-        return "\n".join(filter(None, (self.updates[index].memory for index in indices)))
+        return self._join_memories(self._find_continued(self._sources[call_id], self.calls_by_id[call_id].branch))
 
     def memory_after(self, call_id: str) -> str:
         """Return the memory after a call, on its branch."""
@@ -321,6 +318,9 @@ class Trace:
             if (is_complete if call.reads else call.writes is Writes.MEMORY) and call.writes is not Writes.ANSWER
         )
         return [self.updates[index] for index in indices]
+
+    def _join_memories(self, indices: Iterable[int]) -> str:
+        return "\n".join(filter(None, (self.updates[index].memory for index in indices)))
 
     def _find_updates(self, sources: Iterable[str]) -> tuple[int, ...]:
         """Return the indices of the updates that calls belong to, without duplicates."""

@@ -124,8 +124,6 @@ class Recording:
     _pending_entries: list[Future[Any]] = field(default_factory=list)
     _deferred_entries: list[Future[Any]] = field(default_factory=list)
     _has_begun: bool = False
-    _recorded_roles: set[tuple[str, str]] = field(default_factory=set)
-    """The branches and roles that have a conversation in the log."""
     _has_ended: bool = False
 
     def begin(self, step: StepExecution, *, replaces_run: bool = False) -> None:
@@ -144,11 +142,8 @@ class Recording:
             self._submit(lambda: self.log.begin(*run_values, *strategy, **options))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
-        """Log a conversation. Only the first one of a branch and role supersedes earlier executions."""
-        key = conversation.branch, conversation.role
-        is_first = key not in self._recorded_roles
-        self._submit(lambda: self.log.record(conversation, prompt_texts, supersede=is_first))
-        self._recorded_roles.add(key)
+        """Log a conversation."""
+        self._submit(lambda: self.log.record(conversation, prompt_texts))
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
         """Log the end of the run."""

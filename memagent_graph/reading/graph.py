@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
@@ -10,7 +10,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Checkpointer, Durability
+from langgraph.types import Checkpointer
 
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents.omissions import require_complete
@@ -65,22 +65,14 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         structured_graph.reader_context = with_response_format(self.reader_context, response_format)
         return structured_graph
 
-    def stream(
-        self,
-        input: Any,  # noqa: A002
-        config: RunnableConfig | None = None,
-        *,
-        context: ReaderContext | None = None,
-        durability: Durability | None = None,
-        **options: Any,
-    ) -> Iterator[Any]:
+    def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:  # noqa: A002
         """Like LangGraph's method, with the differences in the class's docstring."""
-        arguments = self._make_call_arguments(config, context, durability)
+        arguments = self._make_call_arguments(config, options)
         # If this stream or a parent graph's stream is closed early, pending calls are not waited for.
         cancellation = arguments["context"].cancellation
         for stack in find_enclosing_exit_stacks(ensure_config(config)):
             stack.callback(cancellation.cancel)
-        stream = super().stream(run_sync(self._prepare_input(input), cancellation), **arguments, **options)
+        stream = super().stream(run_sync(self._prepare_input(input), cancellation), **arguments)
         try:
             for item in stream:  # noqa: UP028  `yield from` would close the other generator first, which waits
                 yield item
@@ -88,20 +80,12 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
             cancellation.cancel()
             raise
 
-    async def astream(
-        self,
-        input: Any,  # noqa: A002
-        config: RunnableConfig | None = None,
-        *,
-        context: ReaderContext | None = None,
-        durability: Durability | None = None,
-        **options: Any,
-    ) -> AsyncGenerator[Any]:
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncGenerator[Any]:  # noqa: A002
         """Like LangGraph's method, with the differences in the class's docstring."""
-        value, arguments = await self._prepare_input(input), self._make_call_arguments(config, context, durability)
+        value, arguments = await self._prepare_input(input), self._make_call_arguments(config, options)
         await arguments["context"].processor_turn.begin()
         try:
-            stream: Any = super().astream(value, **arguments, **options)
+            stream: Any = super().astream(value, **arguments)
             async with aclosing(stream):
                 async for item in stream:
                     yield item
@@ -122,9 +106,7 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
         require_complete(document, context.on_incomplete)
         return {**inputs, "run_id": inputs.get("run_id") or new_run_id(), "document": document}
 
-    def _make_call_arguments(
-        self, config: RunnableConfig | None, context: ReaderContext | None, durability: Durability | None
-    ) -> dict[str, Any]:
+    def _make_call_arguments(self, config: RunnableConfig | None, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return LangGraph's arguments for a call of the graph, with a new `Execution` as the context.
 
         With checkpoints, the durability is "sync" unless the caller or the parent graph chooses another: with "async",
@@ -136,11 +118,13 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
                 hint='Add the key "answer" to it; "question" and "document" are read, and "memory" is written, too.',
             )
         has_checkpoints = bool(self.checkpointer or get_config_entry(config, CHECKPOINTER))
+        durability, context = options.get("durability"), options.get("context")
         if has_checkpoints and not get_config_entry(config, DURABILITY):
             durability = durability or "sync"
         context = context if isinstance(context, ReaderContext) else self.reader_context
         recording = Recording(context.run_log, has_checkpoints) if context.run_log else None
         return {
+            **options,
             "config": {**(config or {}), "recursion_limit": _RECURSION_LIMIT},
             "context": Execution(context, recording),
             "durability": durability,

@@ -1,9 +1,8 @@
 """The log of runs: all prompts and completions, in one SQLite file that many processes may write to.
 
-records       the contents as data: runs, conversations, events, rewards; filters and totals
+records       the contents as data: runs, conversations, events, rewards; filters, totals, the trace of a run
 tables        the storage of records: columns, blobs, the tables, and the statements that change them
 log           RunLog: write, query, reward, delete
-logged_trace  the trace of a run from its conversations
 exchange      runs as Parquet files and back, and several logs as one
 """
 

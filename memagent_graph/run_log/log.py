@@ -20,7 +20,6 @@ from memagent_graph.events import EventKind
 from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.prompts import Prompts
 from memagent_graph.run_log import tables
-from memagent_graph.run_log.logged_trace import build_trace
 from memagent_graph.run_log.records import (
     Conversation,
     LoggedEvent,
@@ -31,6 +30,7 @@ from memagent_graph.run_log.records import (
     RunRecord,
     RunTotals,
     TextKind,
+    build_trace,
     describe_edit,
 )
 from memagent_graph.run_log.tables import Record, bound_records, connect, pack_row, unpack_row
@@ -119,9 +119,7 @@ class RunLog:
 
         return self._writer.submit(write_end)
 
-    def record(
-        self, conversation: Conversation, prompt_texts: Sequence[str] = (), *, supersede: bool = True
-    ) -> Future[int]:
+    def record(self, conversation: Conversation, prompt_texts: Sequence[str] = ()) -> Future[int]:
         """Log a conversation of a run that has begun. The future's result is its row.
 
         After a resume or an edit, an earlier conversation with the same branch, role and slot is marked as superseded
@@ -130,15 +128,13 @@ class RunLog:
         Args:
             conversation: the conversation.
             prompt_texts: the messages of the prompt, for the redaction hook. They are not stored.
-            supersede: whether to mark earlier conversations; False saves time if there are none.
         """
         if self._redact is not None:
             conversation = self._redact_conversation(conversation, prompt_texts)
         values = pack_row(conversation) | {"id": None}  # here, so that the writer thread does little work
 
         def write_conversation(connection: sqlite3.Connection) -> int:
-            if supersede:
-                tables.supersede_slot(connection, values)
+            tables.supersede_slot(connection, values)
             return tables.insert_row(connection, "conversations", values)
 
         return self._writer.submit(write_conversation)

@@ -12,8 +12,7 @@ from support.traces import make_answer, make_call, make_fan_out, make_spans, mak
 from memagent_graph import MemAgent, OpenAICompatiblePolicy, RunFilter
 from memagent_graph.events import EventKind
 from memagent_graph.run_log.exchange import export_runs
-from memagent_graph.run_log.logged_trace import build_trace
-from memagent_graph.run_log.records import LoggedEvent
+from memagent_graph.run_log.records import LoggedEvent, build_trace
 from memagent_graph.trace import Trace, Writes
 
 SPAN_0, SPAN_1 = make_spans(["one ", "two "])

@@ -13,8 +13,7 @@ from memagent_evaluation.samples import Metric
 from memagent_graph.documents import DocumentStore, find_store
 from memagent_graph.run_log import Conversation, LoggedEvent, Outcome, Reward, RunFilter, RunLog
 from memagent_graph.run_log.exchange import is_sqlite_file, parquet
-from memagent_graph.run_log.logged_trace import build_trace
-from memagent_graph.run_log.records import RunRecord
+from memagent_graph.run_log.records import RunRecord, build_trace
 from memagent_graph.storage.bounded_files import open_regular_file
 from memagent_graph.trace import Trace, Writes
 from memagent_training.training_errors import ReplayError
