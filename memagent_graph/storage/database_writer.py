@@ -71,7 +71,7 @@ class DatabaseWriter:
         return queued_job.future
 
     def close(self) -> None:
-        """Write the submitted jobs and end the thread. A later job, which may be submitted at once, starts another one."""
+        """Write the submitted jobs and end the thread. A later job, even at once, starts another one."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
