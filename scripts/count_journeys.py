@@ -12,6 +12,7 @@ the checkout to count; the default is this one.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import inspect
@@ -169,7 +170,9 @@ def count_training(root: Path) -> Journey:
 
 def main() -> None:
     """Print the counts of a checkout, in a new process if PYTHONPATH is not right for it."""
-    root = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parents[1], metavar="FOLDER")
+    root = parser.parse_args().folder.resolve()
     paths = [str(root / folder) for folder in (".", "integrations", "training", "tests")]
     if os.environ.get("PYTHONPATH", "").split(os.pathsep) != paths:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

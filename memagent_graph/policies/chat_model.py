@@ -6,6 +6,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
@@ -33,6 +34,10 @@ log = logging.getLogger(__name__)
 
 _MAX_TOKENS_FIELDS = ("max_tokens", "max_output_tokens", "num_predict")
 """The names that integrations use for the maximum number of tokens in a reply."""
+_MAX_RETRIES = 4
+"""Retries of a reply during which the model failed. LangChain's models retry only requests that raise an error."""
+_FIRST_PAUSE_SECONDS = 0.5
+"""The pause before the first retry. It doubles at each further one."""
 
 
 class ChatModelPolicy:
@@ -74,14 +79,19 @@ class ChatModelPolicy:
         """Write one completion.
 
         Raises:
-            PolicyError: the model raised an error, whose message is included, or failed while it wrote.
+            PolicyError: the model raised an error, whose message is included, or failed during each of its replies.
         """
         messages = [(message["role"], message["content"]) for message in prompt]
-        async with self._slots.get():
-            completion = await self._call_model(messages, sampling)
-        if completion.finish_reason is FinishReason.FAILED:
-            raise PolicyResponseError(f"{self.name} failed during a reply", hint="See its server's log, then resume.")
-        return completion
+        for retries in range(_MAX_RETRIES + 1):
+            if retries:
+                await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2 ** (retries - 1))
+            async with self._slots.get():
+                completion = await self._call_model(messages, sampling)
+            if completion.finish_reason is not FinishReason.FAILED:
+                return replace(completion, retries=retries)
+        raise PolicyResponseError(
+            f"{self.name} failed during a reply, {_MAX_RETRIES + 1} times", hint="See its server's log, then resume."
+        )
 
     async def _call_model(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> Completion:
         """Call the model and decode its reply. If its error names an option, call it again without the option."""

@@ -46,6 +46,8 @@ class DatabaseWriter:
         """Forget the pending jobs in a forked process, because the parent process writes them."""
         self._job_queue: queue.SimpleQueue[_QueuedJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._ending_thread: threading.Thread | None = None
+        """The thread that `close` waits for. The next thread starts work after its end."""
         self._lock = threading.Lock()
 
     def submit(self, job: Job) -> Future[Any]:
@@ -57,26 +59,35 @@ class DatabaseWriter:
         queued_job = _QueuedJob(job, Future())
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run_thread, name="memagent-writer", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run_thread,
+                    args=(self._job_queue, self._ending_thread),
+                    name="memagent-writer",
+                    daemon=True,
+                )
                 self._thread.start()
                 atexit.register(self.close)
             self._job_queue.put(queued_job)
         return queued_job.future
 
     def close(self) -> None:
-        """Write the submitted jobs and end the thread. A later job starts another thread."""
+        """Write the submitted jobs and end the thread. A later job, even at once, starts another one."""
         with self._lock:
-            if self._thread is not None:
+            thread, self._thread = self._thread, None
+            if thread is not None:
                 self._job_queue.put(None)
-                self._thread.join()
-                self._thread = None
-                atexit.unregister(self.close)
+                self._job_queue, self._ending_thread = queue.SimpleQueue(), thread
+        if thread is not None:
+            atexit.unregister(self.close)
+            thread.join()
 
-    def _run_thread(self) -> None:
+    def _run_thread(self, job_queue: queue.SimpleQueue[_QueuedJob | None], previous: threading.Thread | None) -> None:
+        if previous is not None:
+            previous.join()
         file: _OpenFile | None = None
         is_last = False
         while not is_last:
-            batch, is_last = self._take_batch()
+            batch, is_last = self._take_batch(job_queue)
             file = self._write(file, batch)
             del batch  # the objects of its jobs must not stay in memory until the next batch
         if file is not None:
@@ -99,12 +110,12 @@ class DatabaseWriter:
             queued_job.settle(outcome)
         return file
 
-    def _take_batch(self) -> tuple[list[_QueuedJob], bool]:
+    def _take_batch(self, job_queue: queue.SimpleQueue[_QueuedJob | None]) -> tuple[list[_QueuedJob], bool]:
         """Return the waiting jobs (at least one, except at the end), and whether the thread must end."""
         batch: list[_QueuedJob] = []
-        while (queued_job := self._job_queue.get()) is not None:
+        while (queued_job := job_queue.get()) is not None:
             batch.append(queued_job)
-            if len(batch) == _MAX_BATCH_JOBS or self._job_queue.empty():  # only this thread takes jobs from the queue
+            if len(batch) == _MAX_BATCH_JOBS or job_queue.empty():  # only this thread takes jobs from the queue
                 return batch, False
         return batch, True
 

@@ -142,12 +142,15 @@ async def test_errors_of_the_model_are_policy_errors() -> None:
         await policy.complete(HELLO, SamplingParams())
 
 
-async def test_a_refusal_is_a_finish_reason_and_an_interrupted_reply_an_error() -> None:
+async def test_a_refusal_is_a_finish_reason_and_an_interrupted_reply_is_requested_again(monkeypatch) -> None:
+    monkeypatch.setattr("memagent_graph.policies.chat_model._FIRST_PAUSE_SECONDS", 0)
     refusal = AIMessage("", additional_kwargs={"refusal": "I cannot."})
-    replies = iter([refusal, AIMessage("half a te", response_metadata={"finish_reason": "error"})])
+    interrupted_reply = AIMessage("half a te", response_metadata={"finish_reason": "error"})
+    replies = iter([interrupted_reply, AIMessage("whole"), refusal, *[interrupted_reply] * 5])
     policy = ChatModelPolicy(GenericFakeChatModel(messages=replies))
+    assert (await policy.complete(HELLO, SamplingParams())).retries == 1
     assert (await policy.complete(HELLO, SamplingParams())).finish_reason is FinishReason.REFUSED
-    with pytest.raises(PolicyResponseError, match="failed during a reply"):
+    with pytest.raises(PolicyResponseError, match="failed during a reply, 5 times"):
         await policy.complete(HELLO, SamplingParams())
     with pytest.raises(MemAgentError, match="max_concurrency must be at least 1, got 0"):
         ChatModelPolicy(GenericFakeChatModel(messages=replies), max_concurrency=0)

@@ -426,6 +426,18 @@ def test_a_log_may_be_closed_while_threads_write(log) -> None:
     assert [row.position for row in log.conversations("r")] == list(range(200))
 
 
+def test_a_closing_log_takes_entries_at_once_and_writes_them_after_the_earlier_ones(log) -> None:
+    is_free = threading.Event()
+    slow_job = log._writer.submit(lambda _: is_free.wait(5))
+    threading.Thread(target=log.close, daemon=True).start()
+    while log._writer._ending_thread is None:
+        time.sleep(0.001)
+    log.begin("r", QUESTION, DOCUMENT, {})
+    assert not slow_job.done()
+    is_free.set()
+    log.wait(log.record(make_attempt(0, "text")))
+
+
 @pytest.mark.skipif(os.name != "posix", reason="an open file cannot be moved there")
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_log_that_is_moved_during_a_read_stops_and_the_read_continues(
