@@ -177,7 +177,7 @@ class HFTokenizer:
         if self._fast is None:
             _ = self._backend
         # A prompt is counted before it is sent, and again if the server does not report its tokens.
-        self._count_cached = functools.lru_cache(maxsize=8)(lambda text: len(self.tokenize(text)))
+        self._count_cached = functools.lru_cache(maxsize=8)(self._count)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the specification, because the library's pickle loses a setting."""
@@ -189,6 +189,10 @@ class HFTokenizer:
             backend = Backend.from_str(json.dumps(self._rules))
         backend.encode_special_tokens = True
         return backend
+
+    def _choose_fast(self, text: str) -> TiktokenTokenizer | None:
+        """Return the tiktoken tokenizer if it gives the same tokens for `text`, or None."""
+        return self._fast if not self._composes or unicodedata.is_normalized("NFC", text) else None
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -202,8 +206,8 @@ class HFTokenizer:
 
     def tokenize(self, text: str) -> TextTokens:
         """Return the tokens of `text` with their positions."""
-        if self._fast is not None and (not self._composes or unicodedata.is_normalized("NFC", text)):
-            return self._fast.tokenize(text)
+        if (fast := self._choose_fast(text)) is not None:
+            return fast.tokenize(text)
         pieces, first_tokens, start = list[tuple[int, Encoding]](), [0], 0
         for piece in cut_pieces(replace_lone_surrogates(text)):
             with _translate_library_errors(self.name):
@@ -216,6 +220,10 @@ class HFTokenizer:
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
         return self._count_cached(text)
+
+    def _count(self, text: str) -> int:
+        fast = self._choose_fast(text)  # counts without positions, which takes less than half the time
+        return len(self.tokenize(text)) if fast is None else fast.count(text)
 
 
 @dataclass(frozen=True, slots=True)
