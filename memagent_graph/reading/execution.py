@@ -123,6 +123,8 @@ class Recording:
     """Whether the run's result has an event for the failure."""
     _pending_entries: list[Future[Any]] = field(default_factory=list)
     _deferred_entries: list[Future[Any]] = field(default_factory=list)
+    _call_ids: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    """The recorded calls by branch, role and slot."""
     _has_begun: bool = False
     _has_ended: bool = False
 
@@ -142,8 +144,13 @@ class Recording:
             self._submit(lambda: self.log.begin(*run_values, *strategy, **options))
 
     def record(self, conversation: Conversation, prompt_texts: Sequence[str]) -> None:
-        """Log a conversation."""
-        self._submit(lambda: self.log.record(conversation, prompt_texts))
+        """Log a conversation. A strategy that uses a slot for two calls ends the recording."""
+        slot = conversation.branch, conversation.role, conversation.slot
+        if self._call_ids.setdefault(slot, conversation.call_id) == conversation.call_id:
+            self._submit(lambda: self.log.record(conversation, prompt_texts))
+        else:
+            message = f"the strategy calls the role {conversation.role!r} twice with slot {conversation.slot}"
+            self._fail(RunLogError(message, hint="Pass another slot to each call of the role."))
 
     def end(self, run_id: str, stop_reason: str, answer: str | None) -> None:
         """Log the end of the run."""
@@ -155,7 +162,9 @@ class Recording:
 
         Once a step has failed or the run has ended, all entries must be.
         """
-        self._has_ended = self._has_ended or failed
+        if failed:
+            self._has_ended = True
+            self._call_ids.clear()  # the step may run again in this invocation
         due_entries, self._deferred_entries = self._deferred_entries, self._pending_entries
         self._pending_entries = []
         if self.has_checkpoints or self._has_ended:

@@ -14,7 +14,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
 from memagent_graph import ChatModelPolicy, EventKind, FinishReason, SamplingParams
-from memagent_graph.errors import MemAgentError, PolicyError, PolicyResponseError
+from memagent_graph.errors import PolicyError, PolicyResponseError
 from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
@@ -152,5 +152,3 @@ async def test_a_refusal_is_a_finish_reason_and_an_interrupted_reply_is_requeste
     assert (await policy.complete(HELLO, SamplingParams())).finish_reason is FinishReason.REFUSED
     with pytest.raises(PolicyResponseError, match="failed during a reply, 5 times"):
         await policy.complete(HELLO, SamplingParams())
-    with pytest.raises(MemAgentError, match="max_concurrency must be at least 1, got 0"):
-        ChatModelPolicy(GenericFakeChatModel(messages=replies), max_concurrency=0)

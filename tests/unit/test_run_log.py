@@ -31,6 +31,7 @@ from memagent_graph import (
 )
 from memagent_graph.errors import MemAgentError, PolicyError, RunLogError, RunNotFoundError
 from memagent_graph.policy import TokenUsage
+from memagent_graph.reading.execution import Recording
 from memagent_graph.run_log import Conversation, RunFilter, TextKind
 from memagent_graph.run_log.exchange import parquet
 from memagent_graph.run_log.tables import connect, pack_numbers, pack_text, unpack_numbers, unpack_text
@@ -219,17 +220,18 @@ def test_values_that_sqlite_cannot_store_are_errors_with_a_remedy(log) -> None:
     assert log.rewards("r") == []
 
 
-def test_a_row_that_fails_does_not_affect_others_and_a_position_has_one_row(log) -> None:
+def test_a_row_that_fails_does_not_affect_others_and_a_slot_has_one_call(log) -> None:
     log.wait(log.begin("r", QUESTION, DOCUMENT, {}))
-    run_ids = ["r", "unknown", "r"]
-    futures = [log.record(make_attempt(position, "one", run_id=run_id)) for position, run_id in enumerate(run_ids)]
-    log.wait(futures[0])
-    log.wait(futures[2])
+    futures = [log.record(make_attempt(index, "one", run_id=run)) for index, run in enumerate(("r", "unknown", "r"))]
     with pytest.raises(RunLogError, match="FOREIGN KEY"):
         log.wait(futures[1])
     with pytest.raises(RunLogError, match="UNIQUE"):
         log.wait(log.record(make_attempt(0, "one")))
     assert [row.position for row in log.conversations("r")] == [0, 2]
+    recording = Recording(log)
+    for call_id in ("one", "two"):
+        recording.record(make_attempt(3, call_id, slot=3), ())
+    assert "twice with slot 3" in str(recording.failure)
 
 
 def test_calls_are_logged_before_their_checkpoint(make_reader, log, monkeypatch) -> None:
