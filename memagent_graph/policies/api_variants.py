@@ -30,6 +30,8 @@ _REASON_PATTERNS: Final = {
     FinishReason.LENGTH: "length|max.*token|(?:token|output|^)limit|window|numpredict|numctx|incomplete|truncated",
 }
 """For each reason: a pattern for its spellings, in lower case and without separators. The first match counts."""
+_MAX_REASON_CHARACTERS: Final = 100
+"""The patterns search a longer reason in quadratic time."""
 _NON_ALPHANUMERIC: Final = re.compile(r"[^a-z0-9]+")
 _REASON_PREFIX: Final = re.compile(r"^(?:finish|stop|done)reason")
 
@@ -40,7 +42,7 @@ def parse_finish_reason(value: object) -> FinishReason:
         value = value.get("type") or value.get("reason")
     if value is None or value == "":
         return FinishReason.STOP
-    word = _NON_ALPHANUMERIC.sub("", str(value).lower())
+    word = _NON_ALPHANUMERIC.sub("", str(value)[:_MAX_REASON_CHARACTERS].lower())
     word = _REASON_PREFIX.sub("", word) or word
     return next(
         (reason for reason, pattern in _REASON_PATTERNS.items() if re.search(pattern, word)), FinishReason.OTHER

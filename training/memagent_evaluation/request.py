@@ -38,6 +38,7 @@ from memagent_evaluation.systems import load_system
 from memagent_evaluation.tasks import TaskSettings
 from memagent_graph.cli.console import ProgressDisplay
 from memagent_graph.errors import EvaluationError, MemAgentError, PolicyError
+from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.policy import Message, Policy, SamplingParams
 from memagent_graph.policy_registry import make_policy
 from memagent_graph.prompts import extract_last_boxed
@@ -166,7 +167,7 @@ async def _run_planned(
             store=context.store,
             seed=options.seed,
             answer_format=context.prompts.answer_format,
-            scripted=context.policy.name.startswith("scripted"),
+            scripted=isinstance(context.policy, ScriptedPolicy) or context.policy.name.startswith("scripted"),
             run_log=log,
             checkpointer=checkpointer,
             keep_documents=options.keep_documents,
