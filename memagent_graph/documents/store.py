@@ -365,22 +365,32 @@ class _Marks:
 
     Args:
         noun: sections or headings.
-        omissions: counts the marks that are too many.
+        omissions: counts the marks after the first `_MAX_MARKS`.
     """
 
     def __init__(self, noun: str, omissions: OmissionSummary) -> None:
         self.values: list[tuple[int, str]] = []
-        self._omission = Omission(f"names of {noun}, because there are too many")
-        self._omissions = omissions
-        self._bytes = 0
+        self._noun, self._omissions = noun, omissions
+        self._bytes, self._longest = 0, _MAX_MARK_BYTES
 
     def add(self, start_char: int, label: str) -> None:
-        """Add a mark."""
+        """Add a mark. If the marks become too large, the longest labels lose their middle: a page is at the end."""
+        if len(self.values) >= _MAX_MARKS:
+            self._omissions.add(Omission(f"names of {self._noun} after the first {_MAX_MARKS:,}"))
+            return
+        self._append(start_char, label)
+        while self._bytes > _MAX_MARK_BYTES:
+            values, self.values, self._bytes = self.values, [], 0
+            self._longest = max(len(label) for _, label in values) // 2
+            for value in values:
+                self._append(*value)
+
+    def _append(self, start_char: int, label: str) -> None:
+        if len(label) > self._longest:
+            half = self._longest // 2
+            label = f"{label[:half]}…{label[len(label) - half :]}"
+        self.values.append((start_char, label))
         self._bytes += len(_encode_json(label)) + len("[1234567890123, ], ")
-        if self._bytes > _MAX_MARK_BYTES or len(self.values) >= _MAX_MARKS:
-            self._omissions.add(self._omission)
-        else:
-            self.values.append((start_char, label))
 
 
 _json_encoder: Final = json.JSONEncoder(ensure_ascii=False)

@@ -17,6 +17,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -82,7 +83,7 @@ def add_policy(
     if any(find_spec(module) is None for module in REQUIRED_MODULES):
         raise MissingExtraError("language", f"adding the policy {name}")
     source = None if name.endswith("-untrained") else (adapter or ENGLISH_FOLDER).expanduser()
-    lora = {} if source is None else load_adapter(source)
+    lora = None if source is None else load_adapter(source)
     if source is not None:
         _require_matching_base(source, base)
     folder = get_policies_folder()
@@ -183,11 +184,32 @@ def _read_available_memory() -> int | None:
         return None
 
 
-def load_adapter(folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Read `adapter_config.json` and `adapter_model.safetensors`.
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: for each weight that it changes, the factors A (rank, in) and B (out, rank)."""
 
-    Returns:
-        For each weight that the adapter changes: the factors A (rank, in) and B (out, rank), with the scale in B.
+    folder: Path
+    factors: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    scale: float
+
+    def merge_into(self, weights: dict[str, torch.Tensor]) -> None:
+        """Add `scale * B A` to the weights of the adapter, in place and in float32.
+
+        Raises:
+            PolicyError: a weight is missing, or its shape differs.
+        """
+        for name, (a, b) in self.factors.items():
+            delta = self.scale * (b.float() @ a.float())
+            if name not in weights or weights[name].shape != delta.shape:
+                raise PolicyError(
+                    f"the adapter in {self.folder} changes {name}, which its base does not have in that shape",
+                    hint="Use an adapter that was trained on this base.",
+                )
+            weights[name] += delta
+
+
+def load_adapter(folder: Path) -> Adapter:
+    """Read `adapter_config.json` and `adapter_model.safetensors`.
 
     Raises:
         PolicyError: the files are missing, damaged, or of an unsupported kind.
@@ -214,22 +236,18 @@ def load_adapter(folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         a, b = tensors[key], tensors.get(key_b := key.replace(".lora_A.", ".lora_B."))
         if b is not None and a.shape[:-1] == b.shape[1:] == (rank,):
             name = key.removeprefix("base_model.model.").replace(".lora_A.", ".")
-            factors[name] = (tensors.pop(key).float(), scale * tensors.pop(key_b).float())
+            factors[name] = (tensors.pop(key), tensors.pop(key_b))
     if unsupported_options or tensors or not factors or config.get("peft_type", "LORA") != "LORA":
         reason = ", ".join([*unsupported_options, *list(tensors)[:3]]) or "no pairs of lora_A and lora_B"
         raise PolicyError(
             f"the adapter in {folder} is not plain LoRA: {reason}",
             hint="Merge it with peft (merge_and_unload), and pass the merged folder with --model.",
         )
-    return factors
+    return Adapter(folder, factors, scale)
 
 
-def _write_model(target: Path, file: Path, lora: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Load weights, configuration and tokenizer of a base, merge the factors of an adapter, and write all to a folder.
-
-    Raises:
-        PolicyError: the base cannot be loaded, or lacks a weight of the adapter in its shape.
-    """
+def _write_model(target: Path, file: Path, lora: Adapter | None) -> None:
+    """Load weights, configuration and tokenizer of a base, merge the adapter, and write them to a folder."""
     import torch  # noqa: PLC0415  an optional dependency
     import transformers  # noqa: PLC0415  an optional dependency
 
@@ -247,14 +265,8 @@ def _write_model(target: Path, file: Path, lora: dict[str, tuple[torch.Tensor, t
         model.hf_quantizer = None  # otherwise transformers would not save the dequantised weights
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-        weights = dict(model.named_parameters())
-        for name, (a, b) in lora.items():
-            if name not in weights or weights[name].shape != (len(b), a.shape[1]):
-                raise PolicyError(
-                    f"the adapter changes {name}, which its base does not have in that shape",
-                    hint="Use an adapter that was trained on this base.",
-                )
-            weights[name].data += b @ a
+        if lora is not None:
+            lora.merge_into({name: weight.data for name, weight in model.named_parameters()})
         for weight in model.parameters():  # model.half() refuses a model that was quantised
             weight.data = weight.data.half()
         model.save_pretrained(target)

@@ -20,18 +20,33 @@ _USAGE_FIELDS: Final = {
     "cached_tokens": 2, "cache_read": 2, "prompt_cache_hit_tokens": 2, "cache_read_input_tokens": 2,
 }  # fmt: skip
 """Maps names of token counts in replies to the index of the field in `TokenUsage`."""
-_REASON_PATTERNS: Final = {
-    FinishReason.STOP: "^(?:stop(?:sequence|token)?|end(?:of)?(?:turn|text)?|eos(?:token)?|imend|eotid|completed?"
-    "|finish(?:ed)?|done|normal|success|none|null)$",
-    FinishReason.REFUSED: "filter|refus|safe|recitation|block|prohibited|spii|guardrail|policy|toxic|moderation|flagged"
-    "|sensitive|censored",
-    FinishReason.FAILED: "error|fail|abort|cancel|interrupt|timed?out|insufficient|preempted|disconnected|unavailable"
-    "|overloaded|malformedresponse",
-    FinishReason.LENGTH: "length|max.*token|(?:token|output|^)limit|window|numpredict|numctx|incomplete|truncated",
+_SPELLINGS: Final = {
+    FinishReason.STOP: (
+        "stop end end_turn stop_sequence stop_token eos eos_token im_end eot_id end_of_text end_of_turn complete "
+        "completed finished finish done normal success none null"
+    ),
+    FinishReason.LENGTH: (
+        "length max_length max_tokens max_token max_output_tokens max_new_tokens max_completion_tokens model_length "
+        "token_limit length_limit output_limit limit context_length context_window model_context_window_exceeded "
+        "context_length_exceeded context_window_exceeded max_context_length num_predict num_ctx incomplete truncated "
+        "length_capped max_tokens_reached token_limit_reached"
+    ),
+    FinishReason.REFUSED: (
+        "content_filter content_filtered content_filtering filtered filter refusal refused safety recitation blocklist "
+        "prohibited_content image_safety spii blocked block guardrail guardrails guardrail_intervened content_policy "
+        "content_policy_violation policy_violation error_toxic moderation content_moderation flagged sensitive "
+        "censored unsafe"
+    ),
+    FinishReason.FAILED: (
+        "error errored failed failure fail abort aborted cancel cancelled canceled interrupted timeout timed_out "
+        "network_error server_error internal_error internal_server_error engine_error backend_error upstream_error "
+        "provider_error service_error insufficient_system_resource preempted disconnected unavailable overloaded "
+        "malformed_response stream_error generation_error"
+    ),
 }
-"""For each reason: a pattern for its spellings, in lower case and without separators. The first match counts."""
-_MAX_REASON_CHARACTERS: Final = 100
-"""The patterns search a longer reason in quadratic time."""
+_REASON_BY_WORD: Final = {
+    word.replace("_", ""): reason for reason, words in _SPELLINGS.items() for word in words.split()
+}
 _NON_ALPHANUMERIC: Final = re.compile(r"[^a-z0-9]+")
 _REASON_PREFIX: Final = re.compile(r"^(?:finish|stop|done)reason")
 
@@ -42,11 +57,8 @@ def parse_finish_reason(value: object) -> FinishReason:
         value = value.get("type") or value.get("reason")
     if value is None or value == "":
         return FinishReason.STOP
-    word = _NON_ALPHANUMERIC.sub("", str(value)[:_MAX_REASON_CHARACTERS].lower())
-    word = _REASON_PREFIX.sub("", word) or word
-    return next(
-        (reason for reason, pattern in _REASON_PATTERNS.items() if re.search(pattern, word)), FinishReason.OTHER
-    )
+    word = _NON_ALPHANUMERIC.sub("", str(value).lower())
+    return _REASON_BY_WORD.get(_REASON_PREFIX.sub("", word) or word, FinishReason.OTHER)
 
 
 def extract_text(content: object) -> str | None:

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
 from memagent_graph.errors import PolicyError, PolicyResponseError, require_minimum
+from memagent_graph.plain_text import format_count
 from memagent_graph.policies.api_variants import (
     extract_text,
     find_refused_field,
@@ -34,10 +35,8 @@ log = logging.getLogger(__name__)
 
 _MAX_TOKENS_FIELDS = ("max_tokens", "max_output_tokens", "num_predict")
 """The names that integrations use for the maximum number of tokens in a reply."""
-_MAX_RETRIES = 4
-"""Retries of a reply during which the model failed. LangChain's models retry only requests that raise an error."""
 _FIRST_PAUSE_SECONDS = 0.5
-"""The pause before the first retry. It doubles at each further one."""
+"""The pause before the first retry of a model that failed while it wrote. It doubles at each of the first retries."""
 
 
 class ChatModelPolicy:
@@ -51,11 +50,12 @@ class ChatModelPolicy:
         model: the chat model.
         name: the name in results and logs, by default the model's own name.
         max_concurrency: the maximum number of calls in flight.
+        max_retries: the maximum number of retries after the server failed while it wrote.
         unsupported: options not to pass: temperature, top_p, seed, stop or max_tokens. An option that an error of the
             model names is left out from then on, and completions have a note about it.
 
     Raises:
-        MemAgentError: `max_concurrency` is below 1.
+        MemAgentError: `max_concurrency` is below 1, or `max_retries` below 0.
     """
 
     def __init__(
@@ -64,14 +64,17 @@ class ChatModelPolicy:
         *,
         name: str | None = None,
         max_concurrency: int = 32,
+        max_retries: int = 4,
         unsupported: Collection[str] = (),
     ) -> None:
         require_minimum(1, max_concurrency=max_concurrency)
+        require_minimum(0, max_retries=max_retries)
         self._model = model
         model_name = getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
         self.name = name or str(model_name)
         """The model's name."""
         self._slots = PerLoop(lambda: asyncio.Semaphore(max_concurrency))
+        self._max_retries = max_retries
         self._unsupported = set(unsupported)
         log.warning("%s is a chat model: no token ids and no log-probs, so its runs cannot be trained on", self.name)
 
@@ -79,22 +82,25 @@ class ChatModelPolicy:
         """Write one completion.
 
         Raises:
-            PolicyError: the model raised an error, whose message is included, or failed during each of its replies.
+            PolicyError: the model raised an error. Its message is included.
         """
         messages = [(message["role"], message["content"]) for message in prompt]
-        for retries in range(_MAX_RETRIES + 1):
-            if retries:
-                await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2 ** (retries - 1))
+        retries = 0
+        while True:
             async with self._slots.get():
-                completion = await self._call_model(messages, sampling)
+                completion = self._decode_reply(await self._call_model(messages, sampling), sampling)
             if completion.finish_reason is not FinishReason.FAILED:
                 return replace(completion, retries=retries)
-        raise PolicyResponseError(
-            f"{self.name} failed during a reply, {_MAX_RETRIES + 1} times", hint="See its server's log, then resume."
-        )
+            if retries >= self._max_retries:
+                raise PolicyResponseError(
+                    f"{self.name} still failed during a reply after {format_count(retries, 'retry', 'retries')}",
+                    hint="See its server's log, then resume.",
+                )
+            await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2 ** min(retries, 9))
+            retries += 1
 
-    async def _call_model(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> Completion:
-        """Call the model and decode its reply. If its error names an option, call it again without the option."""
+    async def _call_model(self, messages: list[tuple[str, str]], sampling: SamplingParams) -> AIMessage:
+        """Call the model. If its error names an option, call it again without the option."""
         refused_options: set[str] = set()
         while True:
             # Some models refuse top_p together with temperature.
@@ -105,10 +111,8 @@ class ChatModelPolicy:
                 limit_name = next((name for name in _MAX_TOKENS_FIELDS if name in fields), "max_tokens")
                 arguments = {limit_name if name == "max_tokens" else name: value for name, value in options.items()}
                 if limit_name == "num_predict":
-                    reply = await self._model.model_copy(update=arguments).ainvoke(messages)
-                else:
-                    reply = await self._model.ainvoke(messages, **arguments)
-                return self._decode_reply(reply, sampling)
+                    return await self._model.model_copy(update=arguments).ainvoke(messages)
+                return await self._model.ainvoke(messages, **arguments)
             except Exception as error:  # noqa: BLE001  whatever the model raises
                 option = find_refused_field(str(error), options)
                 if option is not None:
@@ -125,8 +129,14 @@ class ChatModelPolicy:
                 )  # a tracer would record the message of the cause, with its secrets
 
     def _decode_reply(self, reply: AIMessage, sampling: SamplingParams) -> Completion:
-        text = extract_text(reply.content) or ""
-        metadata = reply.response_metadata
+        try:
+            text = extract_text(reply.content) or ""
+            metadata = reply.response_metadata or {}
+        except (AttributeError, ValueError) as error:
+            raise PolicyResponseError(
+                f"{self.name} answered with {type(reply).__name__}, not a message",
+                hint="Its `_generate` or `_agenerate` has to return an AIMessage with text.",
+            ) from error
         raw_reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
         is_refusal = has_refusal({"content": reply.content, **reply.additional_kwargs}) and not text
         reason = FinishReason.REFUSED if is_refusal else parse_finish_reason(raw_reason)

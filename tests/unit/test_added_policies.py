@@ -246,9 +246,7 @@ def test_a_base_that_cannot_be_used_is_refused_with_a_hint_and_leaves_no_folder(
 
 
 def test_a_damaged_adapter_and_one_of_another_base_or_kind_are_refused(gguf_path, base, tmp_path) -> None:
-    ((_, plain_b),) = load_adapter(write_adapter(tmp_path / "plain", [])).values()
-    ((_, stabilised_b),) = load_adapter(write_adapter(tmp_path / "stabilised", [], use_rslora=True)).values()
-    assert stabilised_b.allclose(plain_b * 2**0.5)
+    assert load_adapter(write_adapter(tmp_path / "rank-stabilised", [], use_rslora=True)).scale == 4 / 2**0.5
     for bases, config, message in (
         (["f" * 64], {}, r"trained on another base than tiny\.gguf"), (5, {"bias": "none"}, "not say which base"),
         ([base.sha256], {"use_dora": True}, "plain LoRA: use_dora"), ([base.sha256], {"r": 3}, "plain LoRA: base_mo"),

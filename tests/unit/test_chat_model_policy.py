@@ -14,7 +14,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
 from memagent_graph import ChatModelPolicy, EventKind, FinishReason, SamplingParams
-from memagent_graph.errors import PolicyError, PolicyResponseError
+from memagent_graph.errors import MemAgentError, PolicyError, PolicyResponseError
 from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
@@ -142,13 +142,15 @@ async def test_errors_of_the_model_are_policy_errors() -> None:
         await policy.complete(HELLO, SamplingParams())
 
 
-async def test_a_refusal_is_a_finish_reason_and_an_interrupted_reply_is_requested_again(monkeypatch) -> None:
+async def test_an_interrupted_reply_is_requested_again_up_to_max_retries(monkeypatch) -> None:
     monkeypatch.setattr("memagent_graph.policies.chat_model._FIRST_PAUSE_SECONDS", 0)
-    refusal = AIMessage("", additional_kwargs={"refusal": "I cannot."})
     interrupted_reply = AIMessage("half a te", response_metadata={"finish_reason": "error"})
-    replies = iter([interrupted_reply, AIMessage("whole"), refusal, *[interrupted_reply] * 5])
-    policy = ChatModelPolicy(GenericFakeChatModel(messages=replies))
+    refusal = AIMessage("", additional_kwargs={"refusal": "I cannot."})
+    replies = iter([interrupted_reply, AIMessage("whole"), refusal, interrupted_reply, interrupted_reply])
+    policy = ChatModelPolicy(GenericFakeChatModel(messages=replies), max_retries=1)
     assert (await policy.complete(HELLO, SamplingParams())).retries == 1
     assert (await policy.complete(HELLO, SamplingParams())).finish_reason is FinishReason.REFUSED
-    with pytest.raises(PolicyResponseError, match="failed during a reply, 5 times"):
+    with pytest.raises(PolicyResponseError, match="still failed during a reply after 1 retry"):
         await policy.complete(HELLO, SamplingParams())
+    with pytest.raises(MemAgentError, match="max_retries must be at least 0, got -1"):
+        ChatModelPolicy(GenericFakeChatModel(messages=replies), max_retries=-1)

@@ -219,13 +219,16 @@ async def test_reading_removed_text_is_an_error_until_the_document_is_reattached
         store.read(store.add(Document.from_text("é")), 0, 1)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("_MAX_MARKS", 2), ("_MAX_MARK_BYTES", 50)])
-def test_labels_that_could_not_be_loaded_again_are_counted(name, bound, store, monkeypatch):
-    monkeypatch.setattr(f"memagent_graph.documents.store.{name}", bound)
+def test_labels_are_cut_in_the_middle_and_counted_only_if_they_could_not_be_loaded_again(store, monkeypatch):
+    labels = [f"{'é' * 150}, page {number}" for number in range(100_500)]
+    ref = store.add(Document.from_pieces(lambda: (Block("x", label, ("\0" * 999, label)) for label in labels)))
+    assert [mark.label for mark in store.sections(ref)] == labels
+    assert [mark.label[-11:] for mark in store.headings(ref)][100_499:] == ["page 100499"]
+    monkeypatch.setattr("memagent_graph.documents.store._MAX_MARKS", 2)
     ref = store.add(Document.from_pieces(lambda: iter([Block("x", number, (number,)) for number in range(3)])))
     assert [mark.label for mark in store.sections(ref)] == ["0", "1"]
     omissions = [(omission["what"], omission["count"]) for omission in ref["omissions"]]
-    assert omissions == [(f"names of {noun}, because there are too many", 1) for noun in ("sections", "headings")]
+    assert omissions == [("names of sections after the first 2", 1), ("names of headings after the first 2", 1)]
     for path in (store.root / "sections").iterdir():
         path.write_text("[1]")
     with pytest.raises(DocumentError, match="is not a list of sections"):
