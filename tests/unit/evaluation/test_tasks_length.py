@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from support.made_tokenizers import TOKENIZER_KINDS
 
 from memagent_evaluation.tasks import TaskSettings, load_task
-from memagent_evaluation.tasks.lists import LISTS
+from memagent_evaluation.tasks.lists import LIST_TASK_NAMES
 from memagent_evaluation.tasks.needles import SHAPES
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers.loading import load_tokenizer
 
-GENERATED_TASKS = (*(*SHAPES, "vt", *LISTS, "english_hop_2", "state_3"),)
+GENERATED_TASKS = (*(*SHAPES, "vt", *LIST_TASK_NAMES, "english_hop_2", "state_3"),)
 LONGEST_UNIT_TOKENS = 400
 """The tokens of the longest sentence, which has 600 characters."""
 

@@ -72,8 +72,10 @@ class Train(TrainingOptions):
 
     def run(self) -> None:
         """Run the command."""
-        interrupted = f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
-        with report_failures(as_json=self.as_json, interrupted=interrupted):
+        interruption_message = (
+            f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
+        )
+        with report_failures(as_json=self.as_json, interruption_message=interruption_message):
             require_training_extra()
             prepared = _prepare(self)
             if self.rows is not None:
