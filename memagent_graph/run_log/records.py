@@ -237,7 +237,7 @@ class RunFilter:
     """A filter of runs: a run must fulfil all conditions that are not None."""
 
     run_ids: Sequence[str] | None = None
-    run_id_begins: str | None = None
+    run_id_prefix: str | None = None
     """The beginning of the run's id."""
     question: str | None = None
     """A part of the question, in any case."""
@@ -261,7 +261,7 @@ class RunFilter:
     def build_sql(self) -> tuple[str, list[Any]]:
         """Return the end of a query of runs, from WHERE on, and its parameters."""
         optional_conditions = {
-            "instr(run_id, ?) = 1": self.run_id_begins,
+            "instr(run_id, ?) = 1": self.run_id_prefix,
             "instr(lower(question), lower(?)) > 0": self.question,
             "instr(lower(json_extract(document, '$.name')), lower(?)) > 0": self.document,
             "EXISTS (SELECT 1 FROM conversations c "
