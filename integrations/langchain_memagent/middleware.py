@@ -125,7 +125,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self._history = (
             RollingHistory(agent, tokens=history_tokens, keep_messages=keep_messages) if history_tokens else None
         )
-        if self._history and (context := agent.prepared):
+        if self._history and (context := agent.reader_context):
             self._history.require_room(context.budget)
         self._ask_tool = StructuredTool.from_function(
             self._ask,
@@ -284,7 +284,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
     async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
         """Return whether the history certainly fits; the first call also checks the limit."""
-        if self._agent.prepared is None and not self._has_tried_to_prepare:
+        if self._agent.reader_context is None and not self._has_tried_to_prepare:
             self._has_tried_to_prepare = True
             with suppress(PolicyError):  # nothing has to be read yet, so the policy does not have to answer
                 history.require_room((await self._agent.aprepare()).budget)

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from memagent_converters.equations import Formula, linearize
+from memagent_converters.equations import FormulaElement, linearize
 from memagent_graph.converters import ConversionError, SourceFile
 
 _MAX_MEMBER_BYTES: Final = 1 << 30
@@ -120,7 +120,7 @@ def format_formula(element: Element) -> str:
     return escape(linearize(_to_formula(element)))
 
 
-def _to_formula(element: Element) -> Formula:
+def _to_formula(element: Element) -> FormulaElement:
     name = get_local_name(element)
     text = (element.text or "") if name in {"t", "mi", "mn", "mo", "mtext", "ms"} else get_attribute(element, "val")
     return name, text.strip(), [_to_formula(node) for node in element]

@@ -25,7 +25,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_serve.api_errors import APIError, make_bad_request
+from memagent_serve.api_errors import APIError, make_bad_request_error
 from memagent_serve.bodies import LARGE_BYTES, BodyQuota, read_body
 from memagent_serve.chat_replies import (
     DONE,
@@ -257,7 +257,7 @@ class ChatCompletions:
             return await self.uploads.read_text(owner, file.file_id)
         data = JSONText.of(file.file_data)
         if data is None:
-            raise make_bad_request("a file part has neither file_id nor file_data", "messages")
+            raise make_bad_request_error("a file part has neither file_id nor file_data", "messages")
         data_file = io.BytesIO(await asyncio.to_thread(_decode_base64, data))
         return await self.uploads.add_text(owner, Document.from_file(data_file, clean_file_name(file.filename)))
 
@@ -428,4 +428,4 @@ def _decode_base64(data: JSONText) -> bytes:
         digits = digits.partition(b",")[2] if digits.startswith(b"data:") else digits
         return base64.b64decode(digits + b"=" * (-len(digits) % 4), validate=True)
     except (ValueError, msgspec.DecodeError) as error:
-        raise make_bad_request(f"file_data is not base64: {error}", "messages") from error
+        raise make_bad_request_error(f"file_data is not base64: {error}", "messages") from error

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from memagent_graph.errors import RunLogError
 from memagent_graph.storage.database import UnknownSchemaError, open_database
-from memagent_serve.api_errors import make_not_found
+from memagent_serve.api_errors import make_not_found_error
 
 
 class ReadState(StrEnum):
@@ -135,7 +135,7 @@ class Ledger:
         """
         for entry in self._select("owner = ? AND run_id = ?", (owner, run_id)):
             return entry
-        raise make_not_found("there is no such read")
+        raise make_not_found_error("there is no such read")
 
     def close(self) -> None:
         """Close the file."""

@@ -216,7 +216,7 @@ class ReaderContext:
     outline: str = ""
     """The answer's fields in words. Memory prompts show them after the question, because they do not show the schema.
     Empty if there is no room for them, or if the policy understands only its own prompts."""
-    may_shrink: bool = False
+    may_shrink_chunks: bool = False
     """Whether `chunk_tokens` is a default, so that a strategy with longer prompts may use shorter chunks."""
 
     @property
