@@ -84,7 +84,7 @@ def convert(source: SourceFile) -> Parts:
     for index in range(document.count_attachments()):
         attachment = document.get_attachment(index)
         yield Block(GAP)
-        yield from source.embedded(attachment.get_name(), bytes(attachment.get_data()))
+        yield from source.convert_embedded(attachment.get_name(), bytes(attachment.get_data()))
 
 
 def _open_document(source: SourceFile) -> Any:
