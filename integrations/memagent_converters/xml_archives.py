@@ -67,16 +67,16 @@ class XMLArchive:
             raise ConversionError(f"{self.name} is damaged: it has no readable {member}", "Save it again.")
         return root
 
-    def read_relations(self, member: str) -> dict[str, tuple[str, str]]:
-        """Return the relations of an Office member, by id: the type, and the member or address that it refers to."""
+    def read_relationships(self, member: str) -> dict[str, tuple[str, str]]:
+        """Return the relationships of an Office member, by id: the type, and the member or address that it names."""
         folder, _, file_name = member.rpartition("/")
-        relations: dict[str, tuple[str, str]] = {}
+        relationships: dict[str, tuple[str, str]] = {}
         for node in self.read_xml(f"{folder}/_rels/{file_name}.rels"):
             target = node.get("Target", "")
             if node.get("TargetMode") != "External":
                 target = self.resolve_path(member, target)
-            relations[node.get("Id", "")] = node.get("Type", "").rpartition("/")[2], target
-        return relations
+            relationships[node.get("Id", "")] = node.get("Type", "").rpartition("/")[2], target
+        return relationships
 
     @staticmethod
     def resolve_path(member: str, target: str) -> str:
@@ -126,7 +126,7 @@ def _to_formula(element: Element) -> FormulaElement:
     return name, text.strip(), [_to_formula(node) for node in element]
 
 
-def get_int(element: Element | None, name: str, default: int) -> int:
+def get_int_attribute(element: Element | None, name: str, default: int) -> int:
     """Return an attribute as a number, by its name without its namespace; the default if it is not a number."""
     text = get_attribute(element, name)
     return int(text) if re.fullmatch(r"\s*-?\d{1,18}\s*", text) else default

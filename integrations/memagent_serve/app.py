@@ -36,7 +36,7 @@ from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
 from memagent_serve.reads import ReadManager, ServedRead
 from memagent_serve.serve_settings import ServeSettings
-from memagent_serve.short_requests import bad_gateway_on_error, pass_on
+from memagent_serve.short_requests import bad_gateway_on_error, relay_request
 from memagent_serve.uploads import UploadedFile, Uploads
 
 _HEALTH_TIMEOUT_SECONDS: Final = 5.0
@@ -265,7 +265,7 @@ async def _list_models(reader: MemAgent) -> list[dict[str, Any]]:
         window = context.window or context.budget.context_window
         model = {"id": reader.policy.name, "object": "model", "created": created, "owned_by": "memagent"}
         return [{**model, "max_model_len": window}]
-    reply = await pass_on(reader.policy, "GET", "models")
+    reply = await relay_request(reader.policy, "GET", "models")
     with bad_gateway_on_error("list of models"):
         return [entry for entry in msgspec.json.decode(reply.body)["data"] if isinstance(entry, dict)]
 
@@ -275,7 +275,7 @@ async def _check_policy(reader: MemAgent) -> str:
     try:
         async with asyncio.timeout(_HEALTH_TIMEOUT_SECONDS):
             if isinstance(reader.policy, OpenAICompatiblePolicy):
-                reply = await pass_on(reader.policy, "GET", "models")
+                reply = await relay_request(reader.policy, "GET", "models")
                 return "ok" if reply.status_code == 200 else f"its server answers {reply.status_code}"
             if isinstance(reader.policy, SelfDescribing):
                 await reader.policy.describe()

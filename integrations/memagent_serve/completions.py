@@ -74,7 +74,7 @@ from memagent_serve.short_requests import (
     get_media_type,
     iter_events,
     make_gateway_error,
-    pass_on,
+    relay_request,
     require_model,
     require_supported,
 )
@@ -182,7 +182,7 @@ class ChatCompletions:
 
     async def _pass_on(self, body: bytes, accept: str | None, context: ReaderContext) -> Response:
         if self._policy_server is not None:
-            return await pass_on(self._policy_server, "POST", "chat/completions", body, accept=accept or "*/*")
+            return await relay_request(self._policy_server, "POST", "chat/completions", body, accept=accept or "*/*")
         chat = parse_chat(parse_fields(body))
         require_supported(chat, self.reader.policy)
         return await answer_locally(chat, self.reader.policy, context.sampling, context.budget.answer_tokens)
@@ -284,7 +284,7 @@ class ChatCompletions:
 
     async def _continue(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
         assert self._policy_server is not None  # noqa: S101  otherwise the read's answer is the reply
-        response = await pass_on(
+        response = await relay_request(
             self._policy_server, "POST", "chat/completions", continuation.make_body(result, long_request.source_names)
         )
         annotations = await asyncio.to_thread(build_annotations, result, "")

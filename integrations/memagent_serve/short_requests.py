@@ -34,7 +34,7 @@ _TOO_LONG_MESSAGE: Final = f"a line or event may have {_MAX_REPLY_BYTES:,} bytes
 EVENT_STREAM: Final = "text/event-stream"
 
 
-async def pass_on(
+async def relay_request(
     server: OpenAICompatiblePolicy, method: str, path: str, body: bytes | None = None, *, accept: str | None = None
 ) -> Response:
     """Return the server's reply to a request.
