@@ -139,7 +139,7 @@ def _make_job(request: RL) -> RLJob:
         tasks=tuple(dict.fromkeys(request.task or ())),
         lengths=() if request.lengths is None else parse_lengths(request.lengths),
         settings=parse_settings(request.settings or ()),
-        collect=build_from_options(CollectSettings, request),
+        collect_settings=build_from_options(CollectSettings, request),
         reward=choose_reward(request.reward),
         reading=build_from_options(WordingSettings, request, strategy=None),
         measure_lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),

@@ -90,7 +90,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
         trainer.remove_callback(PrinterCallback)
         is_main = trainer.accelerator.is_main_process
         if is_main:
-            training_output.write_record(job.out, prepared.record)
+            training_output.write_record(job.out, prepared.decisive_inputs)
         reason = f"all {job.iterations} iterations are done"
         checkpoint = checkpoints.newest
         status.on_resume(checkpoint, checkpoints.incomplete)
@@ -314,7 +314,7 @@ async def measure(
         PolicyUnreachableError, PolicyAuthenticationError: the server is down, or refuses the key.
     """
     job = prepared.job
-    read_slots = asyncio.Semaphore(job.collect.concurrency)
+    read_slots = asyncio.Semaphore(job.collect_settings.concurrency)
     profile = prepared.profile
     answer_format = profile.prompts.answer_format if profile else AnswerFormat.BOXED
     started_at = time.monotonic()
