@@ -149,7 +149,7 @@ class ReadLongDocument(BaseTool):
             state, document_tasks = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
 
             async def get_reference() -> DocumentRef:
-                """Open and store the document when a read first needs it, and then once."""
+                """Open and store the document the first time a read needs it; later calls return the same reference."""
                 if not document_tasks:
                     document_tasks.append(asyncio.create_task(self._store_document(source, state)))
                 return await document_tasks[0]
