@@ -58,7 +58,7 @@ class Train(TrainingOptions):
         typer.Option(help="JSON object: the group of each run.", show_default="by question and document"),
     ] = None
     policy_versions: Annotated[
-        str | None, typer.Option(help="Weights that may have written the runs, oldest first, with commas between.")
+        str | None, typer.Option(help="Comma-separated policy versions that may have written the runs, oldest first.")
     ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing (not with --rows).")

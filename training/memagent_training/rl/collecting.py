@@ -107,7 +107,7 @@ class Collector:
             if replay_error is not None:  # raised only now, so that a resumed loop makes another collection
                 raise replay_error
             for name, failure in list(collection.failures.items())[:1]:
-                log.warning("%d questions failed, %s of them: %s", len(collection.failures), name, failure)
+                log.warning("%d questions failed; the first, %s, with: %s", len(collection.failures), name, failure)
             if record.is_enough:
                 return record
             self._end_if_stuck(record)
