@@ -9,7 +9,7 @@ A user's converter (`--converter path/to/file.py:convert`) gets every file that 
 use the standard converter for a file, or change the parts that the standard converter yields. This one reads scans::
 
     def convert(source: SourceFile) -> Iterator[Block | Omission]:
-        for part in source.standard():
+        for part in source.convert():
             yield Block(text_of_scan(source, part.place)) if isinstance(part, Omission) else part
 
 This module imports no other module of the package, because the conversion process has to start quickly.
@@ -106,7 +106,7 @@ class SourceFile:
         self.file.seek(0)
         return self.file.read()
 
-    def standard(self) -> Parts:
+    def convert(self) -> Parts:
         """Convert the file with the converter of its kind.
 
         Raises:
@@ -136,7 +136,7 @@ class SourceFile:
                 "It may be damaged: save it again, or convert it to plain text.",
             ) from error
 
-    def embedded(self, name: str, data: bytes) -> Parts:
+    def convert_embedded(self, name: str, data: bytes) -> Parts:
         """Convert a file inside this file. A file that cannot be converted yields an omission.
 
         Args:
@@ -156,7 +156,7 @@ class SourceFile:
                 raise ConversionError("it is nested too deeply in other files")
             if kind not in self.converters:
                 raise ConversionError(f"there is no converter for {kind or 'its kind'}")
-            for part in inner.standard():
+            for part in inner.convert():
                 if isinstance(part, Block):
                     label = part.label and f"{heading}, {part.label}" if has_label else heading
                     yield replace(part, label=label)

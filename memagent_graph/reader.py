@@ -33,7 +33,7 @@ from memagent_graph.policies.model_info import ModelInfo, SelfDescribing
 from memagent_graph.policies.profile import find_profile_folder, require_profile
 from memagent_graph.policy import Policy
 from memagent_graph.policy_registry import convert_to_policy, make_policy
-from memagent_graph.reading.assembly import Parts, assemble
+from memagent_graph.reading.assembly import ReaderParts, assemble
 from memagent_graph.reading.execution import Execution
 from memagent_graph.reading.graph import ReaderGraph, build_graph
 from memagent_graph.reading.inputs import ReadOptions, check_options, check_question, check_questions, store_document
@@ -124,7 +124,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             folder = find_profile_folder(profile)
             tokenizer = folder if (folder / "tokenizer.json").is_file() else None
         self._set_parts(
-            Parts(
+            ReaderParts(
                 settings=settings,
                 policy=own_policy,
                 store=store if isinstance(store, DocumentStore) else open_store(store),
@@ -134,7 +134,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             )
         )
 
-    def _set_parts(self, parts: Parts) -> None:
+    def _set_parts(self, parts: ReaderParts) -> None:
         """Read with these parts. Nothing is opened, and the policy is not called yet."""
         self.policy, self.run_log = parts.policy, parts.run_log
         self.settings = settings = parts.settings
@@ -146,11 +146,11 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self.strategy = choose_strategy(parts.settings.strategy, parts.profile)
         self._graphs: PerLoop[list[ReaderGraph]] = PerLoop(list, self._close_graphs)
         self._prepare_lock: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
-        self.prepared: ReaderContext | None = None
+        self.reader_context: ReaderContext | None = None
         """The context of the nodes; None until `aprepare` has requested missing settings from the policy."""
         if parts.is_sufficient:
             context = assemble(parts, ModelInfo())
-            self.prepared = context if parts.is_complete else None
+            self.reader_context = context if parts.is_complete else None
 
     # Reading
 
@@ -231,7 +231,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                     "return_exceptions and on_update are for several questions",
                     hint="Pass questions=[...], or use stream for the updates of one.",
                 )
-            return await await_result(self._start(document, question, options, is_shown=False))
+            return await await_result(self._start(document, question, options, yields_updates=False))
         require_minimum(1, max_concurrency=max_concurrency)
         run_id = options.get("run_id")
         context = (await self._make_graph()).with_response_format(options.get("response_format")).reader_context
@@ -248,7 +248,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 "barrier": barrier,
             }
             report = partial(on_update, text) if on_update else None
-            return await await_result(self._start(reference, text, own_options, is_shown=report is not None), report)
+            return await await_result(self._start(reference, text, own_options, yields_updates=bool(report)), report)
 
         reads = {text: partial(read_one, text) for text in texts}
         outcomes = dict(zip(reads, await read_in_passes(list(reads.values()), max_concurrency), strict=True))
@@ -473,7 +473,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 self._parts,
                 settings=self.settings.replace(**choices),
                 policy=self.policy if policy is None else policy,
-                tokenizer=self.prepared.tokenizer if self.prepared else self._parts.tokenizer,
+                tokenizer=self.reader_context.tokenizer if self.reader_context else self._parts.tokenizer,
                 run_log=self.run_log if run_log is None else _open_log(run_log),
             )
         )
@@ -497,7 +497,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             PolicyError, TokenizerError, BudgetError: the errors that the first read would raise.
         """
         async with self._prepare_lock.get():
-            if self.prepared is None:
+            if self.reader_context is None:
                 info = ModelInfo()
                 if isinstance(self.policy, SelfDescribing):
                     try:
@@ -506,8 +506,8 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                         if not self._parts.is_sufficient:
                             raise
                 self.strategy = choose_strategy(self.settings.strategy, self._parts.profile or info.profile)
-                self.prepared = await asyncio.to_thread(assemble, self._parts, info)
-        return self.prepared
+                self.reader_context = await asyncio.to_thread(assemble, self._parts, info)
+        return self.reader_context
 
     async def agraph(self, *, response_format: ResponseFormatSource | None = None) -> ReaderGraph:
         """Return the LangGraph graph without a checkpointer. As a node, it uses the checkpointer of its parent graph.
@@ -585,7 +585,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         return graph, state
 
     async def _start(
-        self, document: DocumentSource, question: str, options: ReadOptions, *, is_shown: bool = True
+        self, document: DocumentSource, question: str, options: ReadOptions, *, yields_updates: bool = True
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
         """Start a read and run it to its end."""
         graph = (await self._make_graph()).with_response_format(options.get("response_format"))
@@ -598,7 +598,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             initial_state["settings"] = graph.reader_context.settings
         trace = Trace((), reference["size"])
         with lease_run(graph.checkpointer, run_id):
-            stream = self._run(graph, initial_state, initial_state, trace, options, is_shown=is_shown)
+            stream = self._run(graph, initial_state, initial_state, trace, options, yields_updates=yields_updates)
             async with aclosing(stream) as items:
                 async for item in items:
                     yield item
@@ -611,14 +611,14 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         trace: Trace,
         options: ReadOptions,
         *,
-        is_shown: bool = True,
+        yields_updates: bool = True,
     ) -> AsyncGenerator[MemoryUpdate | ReadResult, None]:
-        """Run the graph from `state` to its end. Yield memory updates if `is_shown`, then the result."""
+        """Run the graph from `state` to its end. Yield memory updates if `yields_updates`, then the result."""
         run_id = state["run_id"]
         context = replace(
             graph.reader_context,
             limits=options.get("limits") or graph.reader_context.limits,
-            on_hidden_update=None if is_shown else trace.add_change,
+            on_hidden_update=None if yields_updates else trace.add_change,
             previous_trace=trace,
             barrier=options.get("barrier"),
         )
@@ -635,7 +635,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                         continue
                     for change in filter(None, data.values()):
                         for update in trace.add_change(change):
-                            if is_shown:
+                            if yields_updates:
                                 yield update
         if not values.get("stop_reason"):
             raise CheckpointError(

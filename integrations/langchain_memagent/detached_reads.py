@@ -24,12 +24,12 @@ from memagent_graph.trace import MemoryUpdate
 
 
 @dataclass
-class ReadCost:
+class ReadReport:
     """The tokens that a read has used so far, and the outputs of its run."""
 
     model: str
     """The policy's name."""
-    report: OnUpdate
+    on_update: OnUpdate
     """Called with every update."""
     usage: TokenUsage = field(default_factory=lambda: TokenUsage(0, 0))
     """The tokens of the updates so far; if the read ends, those of all its calls."""
@@ -39,20 +39,20 @@ class ReadCost:
         """Count the tokens of an update, and report it."""
         prompt_tokens = self.usage.prompt_tokens + update.prompt_tokens
         self.usage = TokenUsage(prompt_tokens, self.usage.completion_tokens + update.completion_tokens)
-        self.report(run_id, question, update)
+        self.on_update(run_id, question, update)
 
 
 @asynccontextmanager
 async def report_read(
-    config: RunnableConfig, model: str, inputs: Mapping[str, Any], report: OnUpdate
-) -> AsyncIterator[ReadCost]:
+    config: RunnableConfig, model: str, inputs: Mapping[str, Any], on_update: OnUpdate
+) -> AsyncIterator[ReadReport]:
     """Report a detached read as one child of the run in `config`; handlers see no text of the document.
 
     Args:
         config: the calling graph's config.
         model: the policy's name.
         inputs: the inputs of the run.
-        report: called with every update that is added to the cost.
+        on_update: called with every update that is added to the report.
     """
     callback_manager = AsyncCallbackManager.configure(
         inheritable_callbacks=config.get("callbacks"), inheritable_metadata=config.get("metadata")
@@ -64,13 +64,13 @@ async def report_read(
     (model_run,) = await child_manager.on_chat_model_start(
         {}, [[placeholder]], name="MemAgent policy", invocation_params={"model": model}
     )
-    cost = ReadCost(model, report)
+    read_report = ReadReport(model, on_update)
     try:
         try:
-            yield cost
+            yield read_report
         finally:
-            await model_run.on_llm_end(make_model_result("", cost.usage, model_name=cost.model))
+            await model_run.on_llm_end(make_model_result("", read_report.usage, model_name=read_report.model))
     except BaseException as error:
         await read_run.on_chain_error(error)
         raise
-    await read_run.on_chain_end(cost.outputs)
+    await read_run.on_chain_end(read_report.outputs)

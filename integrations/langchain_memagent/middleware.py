@@ -125,7 +125,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self._history = (
             RollingHistory(agent, tokens=history_tokens, keep_messages=keep_messages) if history_tokens else None
         )
-        if self._history and (context := agent.prepared):
+        if self._history and (context := agent.reader_context):
             self._history.require_room(context.budget)
         self._ask_tool = StructuredTool.from_function(
             self._ask,
@@ -219,19 +219,20 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     ) -> list[ReadResult | Exception]:
         """Read once for all questions; the agent's handlers see one run. Raises the first error if all reads fail."""
         inputs = {"questions": list(run_ids), "document": document["name"], "run_ids": list(run_ids.values())}
-        async with report_read(caller.config, self._agent.policy.name, inputs, caller.report_update) as cost:
-            read_each = partial(self._reads.read_each, document, run_ids, cost.add_update, limits=self._limits)
+        async with report_read(caller.config, self._agent.policy.name, inputs, caller.report_update) as read_report:
+            read_each = partial(self._reads.read_each, document, run_ids, read_report.add_update, limits=self._limits)
             outcomes = await await_detached(read_each)
             results = [outcome for outcome in outcomes if isinstance(outcome, ReadResult)]
             if not results:
                 require_results(outcomes)
             if len(results) == len(outcomes):  # for reads that failed, only their updates are counted
-                cost.usage = TokenUsage(
+                read_report.usage = TokenUsage(
                     sum(result.usage.prompt_tokens for result in results),
                     sum(result.usage.completion_tokens for result in results),
                     sum(result.usage.cached_tokens for result in results),
                 )
-                cost.model, cost.outputs = results[0].model, {"answers": [result.answer for result in results]}
+                read_report.model = results[0].model
+                read_report.outputs = {"answers": [result.answer for result in results]}
         return outcomes
 
     # Further questions
@@ -283,7 +284,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
     async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
         """Return whether the history certainly fits; the first call also checks the limit."""
-        if self._agent.prepared is None and not self._has_tried_to_prepare:
+        if self._agent.reader_context is None and not self._has_tried_to_prepare:
             self._has_tried_to_prepare = True
             with suppress(PolicyError):  # nothing has to be read yet, so the policy does not have to answer
                 history.require_room((await self._agent.aprepare()).budget)

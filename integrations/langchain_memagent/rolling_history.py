@@ -154,10 +154,10 @@ class RollingHistory:
             return state
 
         inputs = {"question": question, "document": "conversation"}
-        async with report_read(config, self.agent.policy.name, inputs, report) as cost:
-            state = await await_detached(partial(run_read, cost.add_update))
+        async with report_read(config, self.agent.policy.name, inputs, report) as read_report:
+            state = await await_detached(partial(run_read, read_report.add_update))
             usage = state["usage"]
-            cost.usage = TokenUsage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])
+            read_report.usage = TokenUsage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])
         return str(state["memory"])
 
     def _choose_cut(self, cuts: Sequence[int], sizes: Sequence[int], recent_tokens: int) -> int:

@@ -17,7 +17,7 @@ _SUB_SUPERSCRIPTS: Final = frozenset(("sSubSup", "msubsup", "munderover"))
 _PROPERTIES_SUFFIX: Final = "Pr"
 _IGNORED_ELEMENTS: Final = frozenset(("annotation", "annotation-xml", "mphantom"))
 
-Formula = tuple[str, str, list[Any]]
+FormulaElement = tuple[str, str, list[Any]]
 """An element: its name without a namespace, its text, and its children. The text of Office's properties, such as `chr`,
 is their value."""
 
@@ -27,7 +27,7 @@ def format_script(sign: str, text: str) -> str:
     return f"{sign}{text}" if _SINGLE_TERM.fullmatch(text) else f"{sign}({text})"
 
 
-def linearize(formula: Formula) -> str:  # noqa: PLR0911, PLR0912  one line for each construction
+def linearize(formula: FormulaElement) -> str:  # noqa: PLR0911, PLR0912  one line for each construction
     """Return a formula as a line of text."""
     name, text, children = formula
     if name in _IGNORED_ELEMENTS:

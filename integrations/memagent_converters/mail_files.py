@@ -129,4 +129,4 @@ def _convert_attachment(source: SourceFile, part: Message[Any, Any], content_typ
     elif content_type.startswith("text/"):
         yield Block(_render_text(part, content_type) + GAP, f"file {name}")
     else:
-        yield from source.embedded(name, payload)
+        yield from source.convert_embedded(name, payload)

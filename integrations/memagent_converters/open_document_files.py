@@ -20,7 +20,7 @@ from memagent_converters.xml_archives import (
     find_child,
     format_formula,
     get_attribute,
-    get_int,
+    get_int_attribute,
     get_local_name,
     iter_children,
     iter_descendants,
@@ -85,7 +85,7 @@ class _OpenDocument:
                 if position and position not in {"0%", "0"}:
                     self._sub_sup_tags[name] = "sub" if position == "sub" or position.startswith("-") else "sup"
                 if get_local_name(style) == "list-style":
-                    self._list_levels[name] = {get_int(node, "level", 1): node for node in style}
+                    self._list_levels[name] = {get_int_attribute(node, "level", 1): node for node in style}
         self._item_numbers: dict[str, dict[int, int]] = {}
         """The last number at each level, by list style."""
 
@@ -102,7 +102,7 @@ class _OpenDocument:
             case "p":
                 return f"<p>{self._format_inline(element)}</p>"
             case "h":
-                level = min(get_int(element, "outline-level", 1), 6)
+                level = min(get_int_attribute(element, "outline-level", 1), 6)
                 return f"<h{level}>{self._format_inline(element)}</h{level}>"
             case "list":
                 return self._format_list(element, get_attribute(element, "style-name"), 1)
@@ -145,7 +145,7 @@ class _OpenDocument:
     def _format_marker(self, style: str, level_style: Element | None, level: int) -> str:
         if level_style is None or not get_attribute(level_style, "num-format"):
             return "-"
-        first_level = max(1, level - get_int(level_style, "display-levels", 1) + 1)
+        first_level = max(1, level - get_int_attribute(level_style, "display-levels", 1) + 1)
         numbers = [
             format_number(
                 self._item_numbers[style].get(shown_level, 1),
@@ -161,17 +161,17 @@ class _OpenDocument:
         for row in iter_descendants(table, "table-row"):
             cells = []
             for node in iter_children(row, "table-cell"):
-                repetitions = min(get_int(node, "number-columns-repeated", 1), _MAX_REPETITIONS)
+                repetitions = min(get_int_attribute(node, "number-columns-repeated", 1), _MAX_REPETITIONS)
                 cells += [self._format_cell(node)] * repetitions
             while cells and not cells[-1][0]:
                 cells.pop()
             if cells:
-                rows += [cells] * min(get_int(row, "number-rows-repeated", 1), _MAX_REPETITIONS)
+                rows += [cells] * min(get_int_attribute(row, "number-rows-repeated", 1), _MAX_REPETITIONS)
         return make_html_table(rows) + "".join(map(self.format_block, iter_children(table, "shapes")))
 
     def _format_cell(self, cell: Element) -> tuple[str, int, int]:
         html = "".join(map(self.format_block, cell)) or escape(get_attribute(cell, "value"))
-        spans = [get_int(cell, f"number-{axis}-spanned", 1) for axis in ("columns", "rows")]
+        spans = [get_int_attribute(cell, f"number-{axis}-spanned", 1) for axis in ("columns", "rows")]
         return html, spans[0], spans[1]
 
     def _format_inline(self, element: Element) -> str:

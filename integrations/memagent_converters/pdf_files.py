@@ -64,8 +64,8 @@ def convert(source: SourceFile) -> Parts:
     """
     document = _open_document(source)
     pages = _select_pages(source, len(document))
-    for page_count, page_index in enumerate(pages, 1):
-        if page_count % _MAX_PAGES_OPEN == 0:  # frees the fonts
+    for converted_count, page_index in enumerate(pages, 1):
+        if converted_count % _MAX_PAGES_OPEN == 0:  # frees the fonts
             document.close()
             document = _open_document(source)
         label = f"page {page_index + 1}"
@@ -84,7 +84,7 @@ def convert(source: SourceFile) -> Parts:
     for index in range(document.count_attachments()):
         attachment = document.get_attachment(index)
         yield Block(GAP)
-        yield from source.embedded(attachment.get_name(), bytes(attachment.get_data()))
+        yield from source.convert_embedded(attachment.get_name(), bytes(attachment.get_data()))
 
 
 def _open_document(source: SourceFile) -> Any:

@@ -11,7 +11,7 @@ from striprtf.striprtf import rtf_to_text
 from memagent_converters.html_to_markdown import UNDESCRIBED_PICTURES, list_omissions
 from memagent_graph.converters import Block, Parts, SourceFile
 
-_SCRIPT_COMMANDS: Final = re.compile(
+_SUPERSCRIPT_AND_SUBSCRIPT_COMMANDS: Final = re.compile(
     r"\\(super|up[1-9]\d*|sub|dn[1-9]\d*)(?![a-z0-9])(?:\\(?!nosupersub|chftn|u-?\d)[a-z]+-?\d*)* ?"
     r"(?=[^\\} ]|\\(?:'|u-?\d))"
 )
@@ -28,10 +28,10 @@ _OMITTED_CONTENT: Final = {
 def convert(source: SourceFile) -> Parts:
     """Convert a rich text file."""
     rtf = source.read().decode("latin-1")
-    rtf_with_scripts = _SCRIPT_COMMANDS.sub(
+    rtf_with_script_marks = _SUPERSCRIPT_AND_SUBSCRIPT_COMMANDS.sub(
         lambda match: r"\plain " + ("^" if match[1].startswith(("super", "up")) else "_"), rtf
     )
-    text = rtf_to_text(_inline_notes(_DELETED_COMMAND.sub(r"\\*", rtf_with_scripts)), errors="replace")
+    text = rtf_to_text(_inline_notes(_DELETED_COMMAND.sub(r"\\*", rtf_with_script_marks)), errors="replace")
     # striprtf leaves the two surrogates of a character beyond 16 bits separate.
     yield Block(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip() + "\n")
     yield from list_omissions(Counter({kind: len(pattern.findall(rtf)) for kind, pattern in _OMITTED_CONTENT.items()}))

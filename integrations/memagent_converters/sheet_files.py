@@ -33,10 +33,10 @@ def convert(source: SourceFile) -> Parts:
     archive = XMLArchive(source)
     value_book = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formula_book = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
-    relations = archive.read_relations(_WORKBOOK)
+    relationships = archive.read_relationships(_WORKBOOK)
     for sheet_entry in iter_descendants(archive.read_required_xml(_WORKBOOK), "sheet"):
         name = get_attribute(sheet_entry, "name")
-        _, member = relations.get(get_attribute(sheet_entry, "id"), ("", ""))
+        _, member = relationships.get(get_attribute(sheet_entry, "id"), ("", ""))
         sheet, sheet_xml = value_book[name], archive.read(member)
         if not hasattr(sheet, "reset_dimensions"):
             yield Omission("sheets that are charts", name, "Read the sheets with their numbers.")
@@ -81,7 +81,7 @@ def _iter_drawings_and_comments(source: SourceFile, archive: XMLArchive) -> Part
             yield from iter_markdown("".join(iter_shapes(root, omission_counts)), end=GAP)
             omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
         elif member.startswith("xl/embeddings/"):
-            yield from source.embedded(member.rpartition("/")[2], archive.read(member))
+            yield from source.convert_embedded(member.rpartition("/")[2], archive.read(member))
     yield from list_omissions(omission_counts)
 
 

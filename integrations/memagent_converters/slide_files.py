@@ -14,7 +14,7 @@ from memagent_converters.xml_archives import (
     find_child,
     format_formula,
     get_attribute,
-    get_int,
+    get_int_attribute,
     get_local_name,
     iter_children,
     iter_descendants,
@@ -25,7 +25,7 @@ from memagent_graph.converters import GAP, Parts, SourceFile
 _PRESENTATION: Final = "ppt/presentation.xml"
 _TITLE_PLACEHOLDERS: Final = frozenset(("title", "ctrTitle"))
 _RELATED_PARTS: Final = {"notesSlide": "Notes:", "comments": "Comments:", "diagramData": ""}
-"""The heading for each part that belongs to a slide, by relation type."""
+"""The heading for each part that belongs to a slide, by relationship type."""
 _NUMBER_STYLES: Final = {
     "alphaLc": "lowerLetter", "alphaUc": "upperLetter", "romanLc": "lowerRoman", "romanUc": "upperRoman"
 }  # fmt: skip
@@ -36,17 +36,17 @@ _SKIPPED_PLACEHOLDERS: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
 def convert(source: SourceFile) -> Parts:
     """Convert a presentation."""
     archive = XMLArchive(source)
-    relations = archive.read_relations(_PRESENTATION)
+    relationships = archive.read_relationships(_PRESENTATION)
     for slide_number, slide_entry in enumerate(iter_descendants(archive.read_required_xml(_PRESENTATION), "sldId"), 1):
         reference = next((value for key, value in slide_entry.items() if key.endswith("}id")), "")
-        member = relations.get(reference, ("", ""))[1]
+        member = relationships.get(reference, ("", ""))[1]
         label, slide = f"slide {slide_number}", archive.read_xml(member)
         if not slide.tag:
             yield from list_omissions(Counter({"slides that cannot be read": 1}), label)
             continue
         omission_counts: Counter[str] = Counter()
         html = "".join(iter_shapes(slide, omission_counts))
-        for kind, target in archive.read_relations(member).values():
+        for kind, target in archive.read_relationships(member).values():
             if kind in _RELATED_PARTS and (root := archive.read_xml(target)).tag:
                 paragraphs = map(_format_paragraph, iter_descendants(root, "p", "text"))
                 texts = iter_shapes(root, omission_counts) if kind == "notesSlide" else paragraphs
@@ -54,7 +54,7 @@ def convert(source: SourceFile) -> Parts:
             elif kind == "chart":
                 omission_counts["charts"] += 1
             elif kind in {"package", "oleObject"}:
-                yield from source.embedded(target.rpartition("/")[2], archive.read(target))
+                yield from source.convert_embedded(target.rpartition("/")[2], archive.read(target))
         yield from iter_markdown(html, label, end=GAP)
         yield from list_omissions(omission_counts, label)
 
@@ -71,7 +71,11 @@ def iter_shapes(parent: Element, omission_counts: Counter[str]) -> Iterator[str]
             case "tbl":
                 rows = [
                     [
-                        ("".join(_iter_texts(cell)), get_int(cell, "gridSpan", 1), get_int(cell, "rowSpan", 1))
+                        (
+                            "".join(_iter_texts(cell)),
+                            get_int_attribute(cell, "gridSpan", 1),
+                            get_int_attribute(cell, "rowSpan", 1),
+                        )
                         for cell in iter_children(row, "tc")
                         if not {get_attribute(cell, "hMerge"), get_attribute(cell, "vMerge")} & {"1", "true"}
                     ]
@@ -93,7 +97,7 @@ def _iter_texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
     """The number of the last paragraph, by level."""
     for paragraph in iter_descendants(shape, "p"):
         text, properties = _format_paragraph(paragraph), find_child(paragraph, "pPr")
-        level, numbering = get_int(properties, "lvl", 0), find_child(properties, "buAutoNum")
+        level, numbering = get_int_attribute(properties, "lvl", 0), find_child(properties, "buAutoNum")
         item_numbers = {
             outer_level: item_number
             for outer_level, item_number in item_numbers.items()
@@ -102,7 +106,7 @@ def _iter_texts(shape: Element, *, is_title: bool = False) -> Iterator[str]:
         if is_title:
             text = f"<h2>{text[3:-4]}</h2>"
         elif numbering is not None:
-            item_numbers[level] = item_numbers.get(level, get_int(numbering, "startAt", 1) - 1) + 1
+            item_numbers[level] = item_numbers.get(level, get_int_attribute(numbering, "startAt", 1) - 1) + 1
             marker = format_number(
                 item_numbers[level], _NUMBER_STYLES.get(get_attribute(numbering, "type")[:7], "decimal")
             )

@@ -20,7 +20,7 @@ from memagent_converters.xml_archives import (
     find_child,
     format_formula,
     get_attribute,
-    get_int,
+    get_int_attribute,
     get_local_name,
     iter_children,
     iter_descendants,
@@ -62,7 +62,7 @@ def convert(source: SourceFile) -> Parts:
     archive = document.archive
     for name in sorted(archive.names):
         if name.startswith("word/embeddings/"):
-            yield from source.embedded(name.rpartition("/")[2], archive.read(name))
+            yield from source.convert_embedded(name.rpartition("/")[2], archive.read(name))
 
 
 class _WordDocument:
@@ -71,7 +71,7 @@ class _WordDocument:
     def __init__(self, archive: XMLArchive) -> None:
         self.archive = archive
         self.omission_counts: Counter[str] = Counter()
-        self._relations = archive.read_relations(_DOCUMENT)
+        self._relationships = archive.read_relationships(_DOCUMENT)
         self._styles = _Styles(archive.read_xml("word/styles.xml"))
         self._list_numbers = _ListNumbers(archive.read_xml("word/numbering.xml"), self._styles)
         self._text_boxes: list[str] = []
@@ -91,8 +91,8 @@ class _WordDocument:
     def _format_headers(self, kind: str) -> str:
         """Return the headers or footers, each text once."""
         texts: dict[str, None] = {}
-        for relation_type, target in self._relations.values():
-            if relation_type == kind:
+        for relationship_type, target in self._relationships.values():
+            if relationship_type == kind:
                 texts["".join(self._iter_blocks(self.archive.read_xml(target)))] = None
         return "".join(text for text in texts if re.search(r"[^\W\d_]{2}", re.sub(r"<[^>]*>", "", text)))
 
@@ -146,7 +146,7 @@ class _WordDocument:
                     for text in self._iter_run_texts(element):
                         yield tags_of_run, text
                 case "hyperlink":
-                    _, target = self._relations.get(get_attribute(element, "id"), ("", ""))
+                    _, target = self._relationships.get(get_attribute(element, "id"), ("", ""))
                     text = "".join(piece for _, piece in self._iter_runs(element))
                     yield (), f'<a href="{escape(target)}">{text}</a>' if target else text
                 case "oMath" | "oMathPara":
@@ -221,7 +221,7 @@ class _WordDocument:
             return "☒" if state is not None and get_attribute(state, "val", "1") not in _FALSE_VALUES else "☐"
         if drop_down is not None:
             entries = [get_attribute(node, "val") for node in iter_children(drop_down, "listEntry")]
-            return escape("".join(entries[get_int(find_child(drop_down, "result"), "val", 0) :][:1]))
+            return escape("".join(entries[get_int_attribute(find_child(drop_down, "result"), "val", 0) :][:1]))
         return ""
 
     def _format_drawing(self, element: Element) -> str:
@@ -256,10 +256,10 @@ class _WordDocument:
             properties = find_child(row, "trPr")
             if find_child(properties, "del") is not None:
                 continue
-            column = get_int(find_child(properties, "gridBefore"), "val", 0)
+            column = get_int_attribute(find_child(properties, "gridBefore"), "val", 0)
             cells: list[list[Any]] = [["", column, 1]] if column else []
             for cell in _iter_table_parts(row, "tc"):
-                span = max(1, get_int(find_child(cell, "tcPr", "gridSpan"), "val", 1))
+                span = max(1, get_int_attribute(find_child(cell, "tcPr", "gridSpan"), "val", 1))
                 merge = find_child(cell, "tcPr", "vMerge")
                 if merge is not None and get_attribute(merge, "val") != "restart" and column in cells_above:
                     cells_above[column][2] += 1
@@ -318,7 +318,9 @@ class _Styles:
             if name == "title":
                 return 1
             levels.append(find_child(node, "pPr", "outlineLvl"))
-        level = next((get_int(node, "val", _BODY_TEXT_LEVEL) for node in levels if node is not None), _BODY_TEXT_LEVEL)
+        level = next(
+            (get_int_attribute(node, "val", _BODY_TEXT_LEVEL) for node in levels if node is not None), _BODY_TEXT_LEVEL
+        )
         if (
             level == _BODY_TEXT_LEVEL
             and style not in self._styles
@@ -340,15 +342,15 @@ class _ListNumbers:
         self._restarted_lists: set[str] = set()
         levels_by_definition: dict[str, dict[int, Element]] = {}
         for node in iter_children(root, "abstractNum"):
-            levels = {get_int(level, "ilvl", 0): level for level in iter_children(node, "lvl")}
+            levels = {get_int_attribute(level, "ilvl", 0): level for level in iter_children(node, "lvl")}
             levels_by_definition[get_attribute(node, "abstractNumId")] = levels
         for node in iter_children(root, "num"):
             definition_id = _get_child_value(node, "abstractNumId")
             levels_of_list, start_numbers = dict(levels_by_definition.get(definition_id, {})), dict[int, int]()
             for override in iter_children(node, "lvlOverride"):
-                level = get_int(override, "ilvl", 0)
+                level = get_int_attribute(override, "ilvl", 0)
                 if (start := find_child(override, "startOverride")) is not None:
-                    start_numbers[level] = get_int(start, "val", 1)
+                    start_numbers[level] = get_int_attribute(start, "val", 1)
                 if (level_definition := find_child(override, "lvl")) is not None:
                     levels_of_list[level] = level_definition
             self._lists[get_attribute(node, "numId")] = definition_id, levels_of_list, start_numbers
@@ -379,7 +381,7 @@ class _ListNumbers:
             del last_numbers[deeper_level]
         for other_level in range(level + 1):
             start = find_child(levels.get(other_level), "start")
-            first_number = start_numbers.get(other_level, get_int(start, "val", 1))
+            first_number = start_numbers.get(other_level, get_int_attribute(start, "val", 1))
             last_numbers[other_level] = (
                 last_numbers.get(other_level, first_number - 1) + 1
                 if other_level == level

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from memagent_converters.equations import Formula, linearize
+from memagent_converters.equations import FormulaElement, linearize
 from memagent_graph.converters import ConversionError, SourceFile
 
 _MAX_MEMBER_BYTES: Final = 1 << 30
@@ -67,16 +67,16 @@ class XMLArchive:
             raise ConversionError(f"{self.name} is damaged: it has no readable {member}", "Save it again.")
         return root
 
-    def read_relations(self, member: str) -> dict[str, tuple[str, str]]:
-        """Return the relations of an Office member, by id: the type, and the member or address that it refers to."""
+    def read_relationships(self, member: str) -> dict[str, tuple[str, str]]:
+        """Return the relationships of an Office member, by id: the type, and the member or address that it names."""
         folder, _, file_name = member.rpartition("/")
-        relations: dict[str, tuple[str, str]] = {}
+        relationships: dict[str, tuple[str, str]] = {}
         for node in self.read_xml(f"{folder}/_rels/{file_name}.rels"):
             target = node.get("Target", "")
             if node.get("TargetMode") != "External":
                 target = self.resolve_path(member, target)
-            relations[node.get("Id", "")] = node.get("Type", "").rpartition("/")[2], target
-        return relations
+            relationships[node.get("Id", "")] = node.get("Type", "").rpartition("/")[2], target
+        return relationships
 
     @staticmethod
     def resolve_path(member: str, target: str) -> str:
@@ -119,13 +119,13 @@ def format_formula(element: Element) -> str:
     return escape(linearize(_to_formula(element)))
 
 
-def _to_formula(element: Element) -> Formula:
+def _to_formula(element: Element) -> FormulaElement:
     name = get_local_name(element)
     text = (element.text or "") if name in {"t", "mi", "mn", "mo", "mtext", "ms"} else get_attribute(element, "val")
     return name, text.strip(), [_to_formula(node) for node in element]
 
 
-def get_int(element: Element | None, name: str, default: int) -> int:
+def get_int_attribute(element: Element | None, name: str, default: int) -> int:
     """Return an attribute as a number, by its name without its namespace; the default if it is not a number."""
     text = get_attribute(element, name)
     return int(text) if re.fullmatch(r"\s*-?\d{1,18}\s*", text) else default

@@ -115,18 +115,18 @@ are not stored, for any reason, is read again in the next pass or run. Raises er
 
 
 async def read_concurrently(
-    max_documents: int,
+    documents_in_flight: int,
     read_document: Callable[[DocumentTask], Awaitable[Sequence[CorpusRow]]],
     next_task: NextTask,
     store_rows: StoreRows,
 ) -> None:
-    """Read documents until there are no more, at most `max_documents` at the same time. The first error stops all."""
+    """Read documents until there are no more, `documents_in_flight` at the same time. The first error stops all."""
 
     async def run_worker() -> None:
         while (task := await next_task()) is not None:
             await store_rows(task, await read_document(task))
 
-    workers = [asyncio.create_task(run_worker()) for _ in range(max(1, max_documents))]
+    workers = [asyncio.create_task(run_worker()) for _ in range(max(1, documents_in_flight))]
     try:
         ended_workers, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
         for worker in ended_workers:

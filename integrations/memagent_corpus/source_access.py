@@ -289,17 +289,17 @@ class _SizeLimitedFile(io.RawIOBase):
     """Reads a file, and raises `RefusedSourceError` if the file is larger than `max_bytes`."""
 
     def __init__(self, file: IO[bytes], name: str, max_bytes: int) -> None:
-        self._file, self._document, self._max_bytes, self._bytes_left = file, name, max_bytes, max_bytes
+        self._file, self._name, self._max_bytes, self._bytes_left = file, name, max_bytes, max_bytes
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        with convert_store_errors(self._document):
+        with convert_store_errors(self._name):
             data = self._file.read(min(size, _BLOCK_BYTES) if size >= 0 else _BLOCK_BYTES)
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
-            raise _make_too_large_error(self._document, self._max_bytes)
+            raise _make_too_large_error(self._name, self._max_bytes)
         return data
 
 

@@ -89,7 +89,7 @@ class MemAgentServer(FastMCP[Any]):
         problems = {argument: "there is no such argument" for argument in arguments if argument not in parameters}
         try:
             if not problems:
-                async with self._hold_request():
+                async with self._reserve_call_bytes():
                     return await super().call_tool(name, arguments)
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
@@ -104,7 +104,7 @@ class MemAgentServer(FastMCP[Any]):
         )
 
     @asynccontextmanager
-    async def _hold_request(self) -> AsyncIterator[None]:
+    async def _reserve_call_bytes(self) -> AsyncIterator[None]:
         """Count a request's body until its tool call ends, which may be long after its client has gone."""
         try:
             context = self._mcp_server.request_context

@@ -89,13 +89,13 @@ class EvidenceMatrix:
     cells: tuple[MatrixCell, ...]
     """The cells, ordered by document, then by question."""
 
-    def cell(self, document: int, question: int) -> MatrixCell:
+    def cell(self, document_index: int, question_index: int) -> MatrixCell:
         """Return the cell of a document and a question."""
-        return self.cells[document * len(self.questions) + question]
+        return self.cells[document_index * len(self.questions) + question_index]
 
-    def column(self, question: int) -> Iterator[MatrixCell]:
+    def column(self, question_index: int) -> Iterator[MatrixCell]:
         """Yield the cells of one question, in the order of the documents."""
-        return (cell for cell in self.cells if cell.question == question)
+        return (cell for cell in self.cells if cell.question == question_index)
 
     def quotes(self) -> Iterator[tuple[QuotePosition, SourceQuote]]:
         """Yield every quote with its position."""
@@ -155,7 +155,7 @@ class ReportSection:
 
 
 @dataclass(frozen=True, slots=True)
-class Contradiction:
+class DifferingAnswers:
     """Two different answers to one question; in a draft, only those that the policy judged contradictory."""
 
     question: int
@@ -169,7 +169,7 @@ class Draft:
 
     mode: ReportMode
     sections: tuple[ReportSection, ...]
-    contradictions: tuple[Contradiction, ...] = ()
+    contradictions: tuple[DifferingAnswers, ...] = ()
 
 
 def make_extractive_section(matrix: EvidenceMatrix, heading: str, questions: tuple[int, ...]) -> ReportSection:
@@ -197,12 +197,14 @@ def make_extractive_draft(matrix: EvidenceMatrix) -> Draft:
     return Draft(ReportMode.EXTRACTIVE, tuple(sections))
 
 
-def find_differing_answers(matrix: EvidenceMatrix) -> Iterator[Contradiction]:
+def find_differing_answers(matrix: EvidenceMatrix) -> Iterator[DifferingAnswers]:
     """Yield each pair of different answers to one question; letter case and white space make no difference."""
-    for question in range(len(matrix.questions)):
-        answered_cells = (cell for cell in matrix.column(question) if cell.state is CellState.ANSWERED and cell.answer)
+    for question_index in range(len(matrix.questions)):
+        answered_cells = (
+            cell for cell in matrix.column(question_index) if cell.state is CellState.ANSWERED and cell.answer
+        )
         documents_by_answer = group_values(
             (" ".join((cell.answer or "").casefold().split()), cell.document) for cell in answered_cells
         )
         for first_documents, second_documents in combinations(documents_by_answer.values(), 2):
-            yield Contradiction(question, (tuple(first_documents), tuple(second_documents)))
+            yield DifferingAnswers(question_index, (tuple(first_documents), tuple(second_documents)))

@@ -13,7 +13,7 @@ from memagent_graph.events import EventKind
 from memagent_graph.plain_text import format_count
 from memagent_report.evidence_matrix import (
     CellState,
-    Contradiction,
+    DifferingAnswers,
     EvidenceMatrix,
     MatrixCell,
     QuotePosition,
@@ -60,7 +60,7 @@ class Report:
     """The policy's name."""
     matrix: EvidenceMatrix
     sections: tuple[ReportSection, ...]
-    contradictions: tuple[Contradiction, ...] = ()
+    contradictions: tuple[DifferingAnswers, ...] = ()
     """The contradictions that the policy found; empty unless it was asked to judge."""
     events: tuple[ReportEvent, ...] = ()
     quotes_checked: int = 0
@@ -177,7 +177,7 @@ class Report:
             section.heading, passages, note="" if passages else "(empty: no document gives an answer)"
         )
 
-    def _make_contradiction_passage(self, contradiction: Contradiction) -> Passage:
+    def _make_contradiction_passage(self, contradiction: DifferingAnswers) -> Passage:
         statements = []
         for group in contradiction.groups:
             names = ", ".join(self.matrix.documents[document].name for document in group)

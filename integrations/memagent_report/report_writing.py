@@ -31,7 +31,7 @@ from memagent_graph.roles import ParsedReply, ParseFailure, Role
 from memagent_graph.trace import Writes
 from memagent_report.evidence_matrix import (
     CellState,
-    Contradiction,
+    DifferingAnswers,
     Draft,
     EvidenceMatrix,
     ReportMode,
@@ -253,7 +253,7 @@ class ReportWriting(Strategy):
         return _make_final_change(json.dumps(msgspec.to_builtins(draft), ensure_ascii=False), "")
 
 
-def find_pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[Contradiction], int]:
+def find_pairs_to_judge(matrix: EvidenceMatrix) -> tuple[list[DifferingAnswers], int]:
     """Return the pairs of different answers that the policy judges, one call for each, and how many are left out."""
     pairs = list(find_differing_answers(matrix))
     return pairs[:_MAX_PAIRS], max(0, len(pairs) - _MAX_PAIRS)
@@ -330,7 +330,7 @@ async def _judge(state: WritingBranch, step: StepContext) -> Change:
     return {"judgements": {str(pair_number): bool(reply.value)}}
 
 
-def _format_statement(matrix: EvidenceMatrix, question: int, document: int) -> str:
-    cell = matrix.cell(document, question)
+def _format_statement(matrix: EvidenceMatrix, question_index: int, document_index: int) -> str:
+    cell = matrix.cell(document_index, question_index)
     quote = f' (quote: "{" ".join(cell.quotes[0].text.split())}")' if cell.quotes else ""
-    return f"{matrix.documents[document].name}: {' '.join((cell.answer or '').split())}{quote}"
+    return f"{matrix.documents[document_index].name}: {' '.join((cell.answer or '').split())}{quote}"

@@ -103,7 +103,7 @@ _ANSWER_WEIGHT, _FACT_WEIGHT = 3, 10
 """The weights of the answer's words, and of its names, numbers and dates. A word of the question has the weight 1."""
 
 
-def make_cell(result: ReadResult, source: SourceText, document: int, question: int) -> MatrixCell:
+def make_cell(result: ReadResult, source: SourceText, document_index: int, question_index: int) -> MatrixCell:
     """Return the cell for one read.
 
     Its quotes are the complete sentences around the passages behind the memory (see `RunView.provenance`). Those that
@@ -112,16 +112,16 @@ def make_cell(result: ReadResult, source: SourceText, document: int, question: i
     Args:
         result: the finished read.
         source: the document's text.
-        document: the row, counted from 0.
-        question: the column, counted from 0.
+        document_index: the row, counted from 0.
+        question_index: the column, counted from 0.
     """
     state = CellState.EMPTY if gives_no_answer(result.answer) else CellState.ANSWERED
     if result.stop_reason.resumable:
         state = CellState.STOPPED
     usage = result.usage
     return MatrixCell(
-        document=document,
-        question=question,
+        document=document_index,
+        question=question_index,
         state=state,
         # Some servers send lone surrogates, which cannot be stored.
         answer=(result.answer or "").encode("utf-8", "replace").decode() if state is CellState.ANSWERED else None,

@@ -27,7 +27,7 @@ _EQUIVALENTS: Final = str.maketrans(
 """Variants of apostrophes, quotation marks and dashes; invisible characters are removed."""
 
 
-def normalise_text(text: str) -> str:
+def normalise_typography(text: str) -> str:
     """Normalize a text for comparisons: NFKC, one kind of quotation mark, apostrophe and dash, single spaces.
 
     Letter case is preserved.
@@ -100,7 +100,7 @@ class Facts:
 @lru_cache(maxsize=4096)
 def extract_facts(text: str) -> Facts:
     """Extract the facts of a text of one or more sentences."""
-    text = normalise_text(text)
+    text = normalise_typography(text)
     spans: list[tuple[int, int]] = []  # of the facts so far; no two facts overlap
     dates = tuple(_find_dates(text, spans))
     numbers = tuple(_share_magnitudes(text, [*_find_digits(text, spans), *_find_number_words(text, spans)]))

@@ -82,17 +82,17 @@ class APIError(Exception):
         return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
 
-def make_bad_request(message: str, param: str | None = None, code: str | None = None) -> APIError:
+def make_bad_request_error(message: str, param: str | None = None, code: str | None = None) -> APIError:
     """Return the error for a request that is invalid or not possible."""
     return APIError(400, message, param=param, code=code)
 
 
-def make_not_found(message: str, code: str = "not_found", param: str | None = None) -> APIError:
+def make_not_found_error(message: str, code: str = "not_found", param: str | None = None) -> APIError:
     """Return the error for an object that does not exist, or belongs to another key."""
     return APIError(404, message, code=code, param=param)
 
 
-def make_too_busy(message: str, seconds: int) -> APIError:
+def make_too_busy_error(message: str, seconds: int) -> APIError:
     """Return the error for a limit that is reached; the same request may be sent again after this many seconds."""
     return APIError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, seconds))})
 

@@ -25,7 +25,7 @@ from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
-from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
+from memagent_serve.api_errors import APIError, make_bad_request_error, make_not_found_error
 from memagent_serve.bodies import BodyQuota, limit_body
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
@@ -36,7 +36,7 @@ from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
 from memagent_serve.reads import ReadManager, ServedRead
 from memagent_serve.serve_settings import ServeSettings
-from memagent_serve.short_requests import bad_gateway_on_error, pass_on
+from memagent_serve.short_requests import bad_gateway_on_error, relay_request
 from memagent_serve.uploads import UploadedFile, Uploads
 
 _HEALTH_TIMEOUT_SECONDS: Final = 5.0
@@ -148,7 +148,7 @@ async def store_upload(resources: ServerResources, request: Request) -> Uploaded
         async with form_request.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:
             file, purpose = form.get("file"), form.get("purpose", "user_data")
             if not isinstance(file, UploadFile) or not isinstance(purpose, str):
-                raise make_bad_request("the form has no file; send it as the field file", "file")
+                raise make_bad_request_error("the form has no file; send it as the field file", "file")
             return await asyncio.to_thread(resources.uploads.add, owner, file.filename, purpose, file.file)
 
 
@@ -166,10 +166,10 @@ def _make_routes(resources: ServerResources) -> list[Route]:
         for entry in await _list_models(reader):
             if entry.get("id") == model_id:
                 return JSONResponse(entry)
-        raise make_not_found("there is no such model here; GET /v1/models lists them", "model_not_found", "model")
+        raise make_not_found_error("there is no such model here; GET /v1/models lists them", "model_not_found", "model")
 
     async def refuse_responses(request: Request) -> Response:
-        raise make_not_found(
+        raise make_not_found_error(
             "the Responses API is not served here; use /v1/chat/completions, which reads requests of any length",
             "unsupported_api",
         )
@@ -265,7 +265,7 @@ async def _list_models(reader: MemAgent) -> list[dict[str, Any]]:
         window = context.window or context.budget.context_window
         model = {"id": reader.policy.name, "object": "model", "created": created, "owned_by": "memagent"}
         return [{**model, "max_model_len": window}]
-    reply = await pass_on(reader.policy, "GET", "models")
+    reply = await relay_request(reader.policy, "GET", "models")
     with bad_gateway_on_error("list of models"):
         return [entry for entry in msgspec.json.decode(reply.body)["data"] if isinstance(entry, dict)]
 
@@ -275,7 +275,7 @@ async def _check_policy(reader: MemAgent) -> str:
     try:
         async with asyncio.timeout(_HEALTH_TIMEOUT_SECONDS):
             if isinstance(reader.policy, OpenAICompatiblePolicy):
-                reply = await pass_on(reader.policy, "GET", "models")
+                reply = await relay_request(reader.policy, "GET", "models")
                 return "ok" if reply.status_code == 200 else f"its server answers {reply.status_code}"
             if isinstance(reader.policy, SelfDescribing):
                 await reader.policy.describe()

@@ -12,7 +12,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from memagent_serve.api_errors import APIError, make_too_busy
+from memagent_serve.api_errors import APIError, make_too_busy_error
 from memagent_serve.keys import Owner
 
 LARGE_BYTES: Final = 1 << 20
@@ -26,9 +26,9 @@ _RETRY_SECONDS: Final = 10
 class BodyQuota:
     """Limits the memory or disk space that bodies take together while they arrive."""
 
-    limit: int
+    max_bytes: int
     """Bytes for all keys."""
-    limit_per_key: int
+    max_bytes_per_key: int
     """Bytes for one key."""
     _bytes_by_owner: Counter[str] = field(default_factory=Counter, init=False)
 
@@ -51,10 +51,10 @@ class BodyQuota:
                 return
             new_bytes = body_bytes - reserved_bytes
             if (
-                self.used_bytes + new_bytes > self.limit
-                or self._bytes_by_owner[owner.name] + new_bytes > self.limit_per_key
+                self.used_bytes + new_bytes > self.max_bytes
+                or self._bytes_by_owner[owner.name] + new_bytes > self.max_bytes_per_key
             ):
-                raise make_too_busy(
+                raise make_too_busy_error(
                     "other requests use all the space for large ones; send the request again later", _RETRY_SECONDS
                 )
             self._bytes_by_owner[owner.name] += new_bytes

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from memagent_graph.policy import SamplingParams
-from memagent_serve.api_errors import APIError, make_bad_request
+from memagent_serve.api_errors import APIError, make_bad_request_error
 
 Fields: TypeAlias = Mapping[str, Raw]
 """A JSON object's values, as raw JSON."""
@@ -55,7 +55,9 @@ class Options(msgspec.Struct, frozen=True):
         """
         limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None and limit > 0}
         if len(limits) > 1:
-            raise make_bad_request("max_tokens and max_completion_tokens contradict each other; send one", "max_tokens")
+            raise make_bad_request_error(
+                "max_tokens and max_completion_tokens contradict each other; send one", "max_tokens"
+            )
         return next(iter(limits), None)
 
     def make_sampling(self, base: SamplingParams) -> SamplingParams:
@@ -195,7 +197,7 @@ def parse_fields(body: bytes) -> dict[str, Raw]:
             pass  # a field that is not parsed here may have bytes that are not UTF-8
         return _fields_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise make_bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from error
+        raise make_bad_request_error(f"the body is not a JSON object: {error}", code="invalid_json") from error
 
 
 def parse_chat(fields: Fields) -> ChatRequest:
@@ -213,7 +215,7 @@ def parse_chat(fields: Fields) -> ChatRequest:
             part_count += len(messages[-1].parts)
             _require_few(part_count, "parts of messages")
     if not messages:
-        raise make_bad_request("there are no messages; send at least one", "messages", "empty_array")
+        raise make_bad_request_error("there are no messages; send at least one", "messages", "empty_array")
     return ChatRequest(fields, tuple(messages))
 
 
@@ -241,7 +243,7 @@ def _require_few_values(body: bytes) -> None:
 
 def _require_few(count: int, noun: str) -> None:
     if count > _MAX_MESSAGES:
-        raise make_bad_request(f"at most {_MAX_MESSAGES:,} {noun} are allowed, got {count:,}", "messages")
+        raise make_bad_request_error(f"at most {_MAX_MESSAGES:,} {noun} are allowed, got {count:,}", "messages")
 
 
 def _parse_message(fields: dict[str, Raw]) -> ChatMessage:
@@ -299,9 +301,9 @@ def refuse_invalid_json(param: str | None = None) -> Iterator[None]:
         yield
     except msgspec.ValidationError as error:
         field = re.search(r"`\$\.([^`\[]+)", str(error))  # as in "Expected `int` - at `$.n`"
-        raise make_bad_request(f"the request is not valid: {error}", param or (field and field[1])) from error
+        raise make_bad_request_error(f"the request is not valid: {error}", param or (field and field[1])) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise make_bad_request(f"the request is not valid JSON: {error}", code="invalid_json") from error
+        raise make_bad_request_error(f"the request is not valid JSON: {error}", code="invalid_json") from error
 
 
 def require_readable(request: ChatRequest) -> None:
@@ -311,11 +313,11 @@ def require_readable(request: ChatRequest) -> None:
         APIError: 400, naming the field.
     """
     if (request.options.n or 1) != 1:
-        raise make_bad_request(
+        raise make_bad_request_error(
             "this request is longer than the policy's window, so it is read, and a read gives one answer; send n=1", "n"
         )
     if (kind := request.unreadable_kind) is not None:
-        raise make_bad_request(
+        raise make_bad_request_error(
             f"this request must be read, and a part of type {kind!r} cannot be; send text or files", "messages"
         )
     _ = request.options.answer_tokens

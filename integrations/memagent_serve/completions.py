@@ -25,7 +25,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shorten_text
-from memagent_serve.api_errors import APIError, make_bad_request
+from memagent_serve.api_errors import APIError, make_bad_request_error
 from memagent_serve.bodies import LARGE_BYTES, BodyQuota, read_body
 from memagent_serve.chat_replies import (
     DONE,
@@ -74,7 +74,7 @@ from memagent_serve.short_requests import (
     get_media_type,
     iter_events,
     make_gateway_error,
-    pass_on,
+    relay_request,
     require_model,
     require_supported,
 )
@@ -182,7 +182,7 @@ class ChatCompletions:
 
     async def _pass_on(self, body: bytes, accept: str | None, context: ReaderContext) -> Response:
         if self._policy_server is not None:
-            return await pass_on(self._policy_server, "POST", "chat/completions", body, accept=accept or "*/*")
+            return await relay_request(self._policy_server, "POST", "chat/completions", body, accept=accept or "*/*")
         chat = parse_chat(parse_fields(body))
         require_supported(chat, self.reader.policy)
         return await answer_locally(chat, self.reader.policy, context.sampling, context.budget.answer_tokens)
@@ -257,7 +257,7 @@ class ChatCompletions:
             return await self.uploads.read_text(owner, file.file_id)
         data = JSONText.of(file.file_data)
         if data is None:
-            raise make_bad_request("a file part has neither file_id nor file_data", "messages")
+            raise make_bad_request_error("a file part has neither file_id nor file_data", "messages")
         data_file = io.BytesIO(await asyncio.to_thread(_decode_base64, data))
         return await self.uploads.add_text(owner, Document.from_file(data_file, clean_file_name(file.filename)))
 
@@ -284,7 +284,7 @@ class ChatCompletions:
 
     async def _continue(self, long_request: LongRequest, continuation: Continuation, result: ReadResult) -> Response:
         assert self._policy_server is not None  # noqa: S101  otherwise the read's answer is the reply
-        response = await pass_on(
+        response = await relay_request(
             self._policy_server, "POST", "chat/completions", continuation.make_body(result, long_request.source_names)
         )
         annotations = await asyncio.to_thread(build_annotations, result, "")
@@ -428,4 +428,4 @@ def _decode_base64(data: JSONText) -> bytes:
         digits = digits.partition(b",")[2] if digits.startswith(b"data:") else digits
         return base64.b64decode(digits + b"=" * (-len(digits) % 4), validate=True)
     except (ValueError, msgspec.DecodeError) as error:
-        raise make_bad_request(f"file_data is not base64: {error}", "messages") from error
+        raise make_bad_request_error(f"file_data is not base64: {error}", "messages") from error

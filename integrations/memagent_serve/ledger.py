@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from memagent_graph.errors import RunLogError
 from memagent_graph.storage.database import UnknownSchemaError, open_database
-from memagent_serve.api_errors import make_not_found
+from memagent_serve.api_errors import make_not_found_error
 
 
 class ReadState(StrEnum):
@@ -106,9 +106,9 @@ class Ledger:
         ended = time.time() if state.has_ended else None
         self.execute("UPDATE reads SET state = ?, ended = ?, error = ? WHERE run_id = ?", (state, ended, error, run_id))
 
-    def find_by_request(self, owner: str, request: str) -> list[Entry]:
+    def find_by_request(self, owner: str, request_digest: str) -> list[Entry]:
         """Return the reads of one request of a key, the newest first."""
-        return self._select("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request))
+        return self._select("owner = ? AND request = ? ORDER BY began DESC, rowid DESC", (owner, request_digest))
 
     def search(self, owner: str, text: str, *, newest: int, skip: int = 0) -> tuple[list[Entry], int]:
         """Return a key's reads with a text in the question, the document's name or the id, ignoring case, newest first.
@@ -135,7 +135,7 @@ class Ledger:
         """
         for entry in self._select("owner = ? AND run_id = ?", (owner, run_id)):
             return entry
-        raise make_not_found("there is no such read")
+        raise make_not_found_error("there is no such read")
 
     def close(self) -> None:
         """Close the file."""

@@ -30,7 +30,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import Limits
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import APIError, make_too_busy, to_api_error
+from memagent_serve.api_errors import APIError, make_too_busy_error, to_api_error
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, Ledger, ReadState
 from memagent_serve.metrics import Metrics
@@ -284,7 +284,7 @@ class ReadManager:
         rounds = (len(self._reads) + len(self._refusal_times)) / self.settings.max_reads
         # Half of the time until the last read has ended, because some clients may not try again.
         seconds = self._retry_seconds = min(_MAX_WAIT_SECONDS, round(self._mean_seconds * max(1.0, rounds / 2)))
-        return make_too_busy(f"{message}; send the request again later", seconds)
+        return make_too_busy_error(f"{message}; send the request again later", seconds)
 
     async def _run(self, read: ServedRead, start_kind: StartKind) -> None:
         """Read to the end, with or without followers."""

@@ -6,14 +6,14 @@ The document consists of the long parts of the request, one after the other, eac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from memagent_graph.converters import Block, Omission
+from memagent_graph.converters import Block, Parts
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.omissions import load_omissions
 from memagent_graph.plain_text import make_one_line
@@ -28,7 +28,6 @@ _MAX_INSTRUCTION_LENGTH: Final = 600
 """The number of characters of a long system message that stay in the request."""
 _PARAGRAPH_BREAK: Final = "\n\n"
 
-Pieces: TypeAlias = Iterator[Block | Omission]
 Files: TypeAlias = Mapping[PartPosition, DocumentRef]
 """The text of each attached file, from the store."""
 
@@ -38,7 +37,7 @@ class Source:
     """A text that is read, and its name."""
 
     name: str
-    load_pieces: Callable[[], Pieces]
+    load_pieces: Callable[[], Parts]
     """Returns the blocks of the text, with the names of its sections, and its omissions."""
     reference: DocumentRef | None = None
     """The text in the store, if it is there already."""
@@ -64,7 +63,7 @@ def join_sources(sources: Sequence[Source]) -> Document:
     return Document.from_pieces(lambda: _iter_sources(sources), f"{len(sources)} texts: {names}")
 
 
-def _iter_sources(sources: Sequence[Source]) -> Pieces:
+def _iter_sources(sources: Sequence[Source]) -> Parts:
     for source_number, source in enumerate(sources, 1):
         separator = "" if source_number == 1 else _PARAGRAPH_BREAK
         yield Block(f"{separator}[{source_number} of {len(sources)}: {source.name}]{_PARAGRAPH_BREAK}", source.name)
@@ -75,7 +74,7 @@ def _iter_sources(sources: Sequence[Source]) -> Pieces:
                 yield replace(piece, place=", ".join(filter(None, (source.name, piece.place))))
 
 
-def _make_piece_loader(part: MessagePart, reference: DocumentRef | None, store: DocumentStore) -> Callable[[], Pieces]:
+def _make_piece_loader(part: MessagePart, reference: DocumentRef | None, store: DocumentStore) -> Callable[[], Parts]:
     if reference is not None:
         return lambda: iter_stored_pieces(store, reference)
     text = part.text
@@ -83,7 +82,7 @@ def _make_piece_loader(part: MessagePart, reference: DocumentRef | None, store: 
     return lambda: iter([Block(text.decode())])
 
 
-def iter_stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
+def iter_stored_pieces(store: DocumentStore, ref: DocumentRef) -> Parts:
     """Yield a stored text in blocks that begin at its sections and headings, and its omissions."""
     yield from load_omissions(ref)
     blocks = {mark.start_char: Block("", mark.label) for mark in store.sections(ref)}
@@ -101,7 +100,7 @@ def iter_stored_pieces(store: DocumentStore, ref: DocumentRef) -> Pieces:
         position += len(text)
 
 
-def _iter_transcript(plan: ReadingPlan, files: Files, store: DocumentStore) -> Pieces:
+def _iter_transcript(plan: ReadingPlan, files: Files, store: DocumentStore) -> Parts:
     """Yield the older messages as a dialogue, one paragraph each, without system messages and the latest request."""
     for index, message in enumerate(plan.request.messages[: plan.history_length]):
         if message.role in {"system", "developer"} or index == plan.latest_index:

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
     from memagent_serve.serve_settings import ServeSettings
 
-_MEGABYTE: Final = 2**20
+_MEBIBYTE: Final = 2**20
 _SETTING_NAMES: Final = (
     "max_reads", "max_waiting", "max_reads_per_key", "cancel_on_close", "read_above", "max_connections"
 )  # fmt: skip
 """Options whose values are settings of the server."""
-_SIZE_NAMES: Final = ("max_body", "request_memory", "storage", "total_storage")
+_MEBIBYTE_OPTIONS: Final = ("max_body", "request_memory", "storage", "total_storage")
 """Options in MiB; the settings with these names are in bytes."""
 _SHUTDOWN_TIMEOUT_SECONDS: Final = 5
 _DESCRIPTION_TIMEOUT_SECONDS: Final = 5
@@ -134,7 +134,7 @@ class Serve(ReaderOptions):
             keep_seconds=self.keep_minutes * 60,
             limits=Limits(max_tokens_total=self.max_tokens_total, max_seconds=self.max_seconds),
             **{name: getattr(self, name) for name in _SETTING_NAMES},
-            **{name: getattr(self, name) * _MEGABYTE for name in _SIZE_NAMES},
+            **{name: getattr(self, name) * _MEBIBYTE for name in _MEBIBYTE_OPTIONS},
         )
 
     def run(self) -> None:

@@ -23,7 +23,7 @@ from memagent_graph.policies.sending import read_body, read_error_body
 from memagent_graph.policies.server_errors import OverlongReplyError
 from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams, TokenUsage
 from memagent_graph.reasoning import extract_reply
-from memagent_serve.api_errors import APIError, hide_private_text, make_bad_request, make_not_found
+from memagent_serve.api_errors import APIError, hide_private_text, make_bad_request_error, make_not_found_error
 from memagent_serve.chat_replies import DONE, ReplyHead, sum_usage
 from memagent_serve.chat_requests import ChatRequest
 
@@ -34,7 +34,7 @@ _TOO_LONG_MESSAGE: Final = f"a line or event may have {_MAX_REPLY_BYTES:,} bytes
 EVENT_STREAM: Final = "text/event-stream"
 
 
-async def pass_on(
+async def relay_request(
     server: OpenAICompatiblePolicy, method: str, path: str, body: bytes | None = None, *, accept: str | None = None
 ) -> Response:
     """Return the server's reply to a request.
@@ -137,13 +137,13 @@ def require_supported(request: ChatRequest, policy: Policy) -> None:
     require_model(request, policy.name)
     for name in _SERVER_ONLY_FIELDS:
         if request.has_value(name):
-            raise make_bad_request(
+            raise make_bad_request_error(
                 f"the policy runs in this process and does not know {name}; start memagent serve with --base-url "
                 "and a model server that does",
                 name,
             )
     if (request.options.n or 1) != 1:
-        raise make_bad_request("the policy gives one answer; send n=1", "n")
+        raise make_bad_request_error("the policy gives one answer; send n=1", "n")
 
 
 def require_model(request: ChatRequest, name: str) -> None:
@@ -153,7 +153,7 @@ def require_model(request: ChatRequest, name: str) -> None:
         APIError: 404.
     """
     if request.options.model not in {None, name}:
-        raise make_not_found(
+        raise make_not_found_error(
             f"the model {request.options.model!r} is not served here; use {name!r}",
             "model_not_found",
             "model",
@@ -168,7 +168,7 @@ async def answer_locally(request: ChatRequest, policy: Policy, base: SamplingPar
         APIError: 400; a message has something other than text.
     """
     if (kind := request.unreadable_kind) is not None:
-        raise make_bad_request(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
+        raise make_bad_request_error(f"this policy takes text, and a message has a part of type {kind!r}", "messages")
     messages = [
         Message(role=message.role, content="\n".join(part.text.decode() for part in message.parts if part.text))
         for message in request.messages

@@ -21,7 +21,7 @@ from memagent_graph.documents import Document, DocumentRef, DocumentStore
 from memagent_graph.documents.store import compute_document_id
 from memagent_graph.plain_text import make_one_line
 from memagent_graph.storage.private_files import create_private_file, create_private_folder
-from memagent_serve.api_errors import APIError, make_bad_request, make_not_found
+from memagent_serve.api_errors import APIError, make_bad_request_error, make_not_found_error
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Ledger
 
@@ -98,7 +98,7 @@ class Uploads:
                 shutil.copyfileobj(content, target)
                 file_bytes = target.tell()
             if not file_bytes:
-                raise make_bad_request("the file is empty", "file")
+                raise make_bad_request_error("the file is empty", "file")
             purpose = make_one_line(purpose, _MAX_NAME_LENGTH)
             file = UploadedFile(file_id, file_bytes, int(time.time()), clean_file_name(name), purpose)
             with self.ledger.lock:
@@ -230,7 +230,7 @@ class Uploads:
         """
         for file in self._select_files("owner = ? AND id = ?", (owner.name, file_id)):
             return file
-        raise make_not_found(f"there is no file {make_one_line(file_id, 64)!r}", param="file_id")
+        raise make_not_found_error(f"there is no file {make_one_line(file_id, 64)!r}", param="file_id")
 
     def get_content_path(self, owner: Owner, file_id: str) -> Path:
         """Return the path of a file's bytes. Raises like `get`."""

@@ -105,7 +105,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
     """
     cancellation = cancellation or Cancellation()
     try:
-        with _start(coroutine) as future, cancellation.watch(future.cancel):
+        with _run_on_background_loop(coroutine) as future, cancellation.watch(future.cancel):
             return future.result()
     except CancelledError as error:
         if cancellation.is_cancelled:
@@ -116,7 +116,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T], cancellation: Cancellation | Non
 
 
 @contextmanager
-def _start(coroutine: Coroutine[Any, Any, T]) -> Iterator[Future[T]]:
+def _run_on_background_loop(coroutine: Coroutine[Any, Any, T]) -> Iterator[Future[T]]:
     """Run a coroutine on the background loop, and cancel it at the end of the block unless it has ended.
 
     Its end is awaited, because until then it holds the lease of its run.
@@ -165,7 +165,7 @@ def make_synchronous_stream(method: Callable[P, AsyncGenerator[T, None]]) -> Cal
             finally:
                 items.put(end_marker)
 
-        with _start(produce()) as future:
+        with _run_on_background_loop(produce()) as future:
             while (item := items.get()) is not end_marker:
                 yield item
             future.result()  # raises its error

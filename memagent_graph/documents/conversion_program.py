@@ -74,7 +74,7 @@ def convert_file(source: SourceFile, converter: str | None) -> Parts:
                 f"the converter {converter} failed at {source.name}: {type(error).__name__}: {error}",
                 "Correct the converter's code.",
             ) from error
-    yield from source.standard()
+    yield from source.convert()
 
 
 def _set_limits(seconds: float, memory: float, text: float) -> None:

@@ -35,7 +35,7 @@ from memagent_graph.policies.added import (
     read_origin,
     write_origin,
 )
-from memagent_graph.policies.weight_files import ENGLISH, BaseWeights, compute_sha256, fetch_base_file
+from memagent_graph.policies.weight_files import ENGLISH_BASE, BaseWeights, compute_sha256, fetch_base_file
 from memagent_graph.storage.bounded_files import read_json_file
 from memagent_graph.storage.file_locks import try_to_lock
 
@@ -59,7 +59,7 @@ def add_policy(
     file: Path | None = None,
     adapter: Path | None = None,
     gguf: bool = False,
-    base: BaseWeights = ENGLISH,
+    base: BaseWeights = ENGLISH_BASE,
     report: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the folder of a policy, unless it exists and was made from the same files, and return it.
@@ -89,7 +89,7 @@ def add_policy(
     folder = get_policies_folder()
     with _lock_policies(folder) as temporary_folder:
         digest = None if source is None else _hash_folder(source)
-        origin = PolicyOrigin(base.file, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
+        origin = PolicyOrigin(base.file_name, base.sha256, digest, f"{name}.F16.gguf" if gguf else None)
         existing_folder = find_added_policy_folder(name)
         if existing_folder and read_origin(existing_folder) == origin:
             report(f"{name} exists already, and was made from the same parts")
@@ -157,7 +157,7 @@ def _require_matching_base(adapter: Path, base: BaseWeights) -> None:
         ) from error
     if base.sha256 not in bases:
         raise PolicyError(
-            f"the adapter in {adapter} was trained on another base than {base.file}, whose SHA-256 is {base.sha256}",
+            f"the adapter in {adapter} was trained on another base than {base.file_name} (SHA-256 {base.sha256})",
             hint=f"Use a base with one of these SHA-256: {', '.join(bases)}.",
         )
 

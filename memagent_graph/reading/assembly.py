@@ -22,7 +22,7 @@ from memagent_graph.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
-class Parts:
+class ReaderParts:
     """The settings of a reader, and the objects that they name."""
 
     settings: ReadSettings
@@ -48,7 +48,7 @@ class Parts:
         return self.tokenizer is not None and (self.profile is not None or has_wording)
 
 
-def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
+def assemble(parts: ReaderParts, info: ModelInfo) -> ReaderContext:
     """Choose all parts that the settings leave open, and check that the budget fits.
 
     Raises:
@@ -96,7 +96,7 @@ def assemble(parts: Parts, info: ModelInfo) -> ReaderContext:
             guards_families=prompts.guards_families or not info.knows_control_tokens,
         ),
         budget=budget,
-        may_shrink=profile is None and settings.chunk_tokens is None,
+        may_shrink_chunks=profile is None and settings.chunk_tokens is None,
         sampling=replace(sampling, **settings.group("sampling")),
         rules=UpdateRules(**rules),
         limits=settings.limits or Limits(),

@@ -194,7 +194,7 @@ class Recording:
 class Execution:
     """One invocation of the graph: its consumption so far, its running branches, and the data that its steps share."""
 
-    context: ReaderContext
+    reader_context: ReaderContext
     """Policy, tokenizer, store, prompts and budgets. They do not change."""
     recording: Recording | None = field(default=None, repr=False)
     """The run's recording, if runs are logged."""
@@ -219,7 +219,7 @@ class Execution:
 
     def find_reached_limit(self) -> StopReason | None:
         """Return the first limit that is reached; None if there is none."""
-        limits = self.context.limits
+        limits = self.reader_context.limits
         if limits.max_chunks is not None and self.chunk_count >= limits.max_chunks:
             return StopReason.MAX_CHUNKS
         if limits.max_tokens_total is not None and self.token_count >= limits.max_tokens_total:
@@ -230,7 +230,7 @@ class Execution:
 
     def get_chunker(self, document: DocumentRef, chunk_tokens: int) -> Chunker:
         """Return a chunker for a document and a chunk size, cached."""
-        key, context = (document["key"], chunk_tokens), self.context
+        key, context = (document["key"], chunk_tokens), self.reader_context
         if key not in self._chunkers:
             self._chunkers[key] = Chunker(context.store, document, context.tokenizer, chunk_tokens, context.boundary)
         return self._chunkers[key]

@@ -147,7 +147,7 @@ def build_graph(context: ReaderContext, strategy: Strategy, *, checkpointer: Che
     graph = StrategyGraph(strategy)
     prompts = complete_prompts(strategy.roles, context.prompts, trained_prompts_only=context.trained_prompts_only)
     budget, count = context.budget, context.tokenizer.count
-    if context.may_shrink:
+    if context.may_shrink_chunks:
         budget = replace(budget, chunk_tokens=max(1, fit_chunk_tokens(strategy.roles, prompts, budget, count)))
     require_room(strategy.roles, prompts, budget, count)
     compiled = graph.builder.compile(checkpointer=checkpointer, name="MemAgent")

@@ -49,13 +49,13 @@ class StepNode(Runnable[Any, Change]):
         """Run the step and report its calls."""
         execution = runtime.context
         trunk, branches = nullcontext(execution.processor_turn), execution.branches
-        async with branches.run_branch(execution.context.concurrency) if state.get("branch") else trunk as turn:
+        async with branches.run_branch(execution.reader_context.concurrency) if state.get("branch") else trunk as turn:
             return await self._run_step(state, runtime, config, turn)
 
     async def _run_step(
         self, state: Any, runtime: Runtime[Execution], config: RunnableConfig | None, turn: ProcessorTurn
     ) -> Change:
-        execution, recording, context = runtime.context, runtime.context.recording, runtime.context.context
+        execution, recording, context = runtime.context, runtime.context.recording, runtime.context.reader_context
         trace = {} if recording is None else get_trace_ids(config)
         step = StepContext(state, observe_policy(context, config), execution, self.node, turn, trace)
         start_time = asyncio.get_running_loop().time()
@@ -83,7 +83,7 @@ class StepNode(Runnable[Any, Change]):
                 step.calls[-1] = replace(step.calls[-1], events=(*step.calls[-1].events, event))
         if step.chunk_count and "span" in self.channels:
             change = {"span": None, **change}
-        change = _add_usage(change, step, seconds)
+        change = _add_accounting(change, step, seconds)
         if context.uses_previous_calls:
             execution.calls += unpack_calls(change.get("steps", ()), change)
         execution.chunk_count += step.chunk_count
@@ -104,7 +104,7 @@ class LoopNode(StepNode):
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Change:  # noqa: A002, D102
         runtime = get_runtime(Execution)
-        execution, context = runtime.context, runtime.context.context
+        execution, context = runtime.context, runtime.context.reader_context
         change = await self.run(input, runtime, config)
         is_observed = execution.has_checkpoints or observe_policy(context, config) is not context
         if context.on_hidden_update is None or is_observed:  # checkpoints or callbacks need the supersteps
@@ -138,7 +138,7 @@ class LoopNode(StepNode):
                 state[key] = value if old_value is None or reducer is None else reducer(old_value, value)
 
 
-def _add_usage(change: Change, step: StepExecution, seconds: float) -> Change:
+def _add_accounting(change: Change, step: StepExecution, seconds: float) -> Change:
     """Return the change with the step's calls, their cost, the newest call of its branch, and its number of chunks."""
     return {
         **change,

@@ -216,7 +216,7 @@ class ReaderContext:
     outline: str = ""
     """The answer's fields in words. Memory prompts show them after the question, because they do not show the schema.
     Empty if there is no room for them, or if the policy understands only its own prompts."""
-    may_shrink: bool = False
+    may_shrink_chunks: bool = False
     """Whether `chunk_tokens` is a default, so that a strategy with longer prompts may use shorter chunks."""
 
     @property
@@ -237,7 +237,7 @@ class ReaderContext:
     @property
     def schema(self) -> str:
         """The schema of a structured answer, as prompts show it; empty if the answer is not structured."""
-        return self.response_format.text if self.response_format else ""
+        return self.response_format.schema_json if self.response_format else ""
 
     def count_shown_tokens(self, text: str) -> int:
         """Return the number of a text's tokens in a prompt, where parts of it may be escaped."""

@@ -237,7 +237,7 @@ class RunFilter:
     """A filter of runs: a run must fulfil all conditions that are not None."""
 
     run_ids: Sequence[str] | None = None
-    run_id_begins: str | None = None
+    run_id_prefix: str | None = None
     """The beginning of the run's id."""
     question: str | None = None
     """A part of the question; upper and lower case are equal."""
@@ -261,9 +261,9 @@ class RunFilter:
     def build_sql(self) -> tuple[str, list[Any]]:
         """Return the end of a query of runs, from WHERE on, and its parameters."""
         optional_conditions = {
-            "instr(run_id, ?) = 1": self.run_id_begins,
-            "instr(casefold(question), casefold(?)) > 0": self.question,
-            "instr(casefold(json_extract(document, '$.name')), casefold(?)) > 0": self.document,
+            "instr(run_id, ?) = 1": self.run_id_prefix,
+            "instr(lower(question), lower(?)) > 0": self.question,
+            "instr(lower(json_extract(document, '$.name')), lower(?)) > 0": self.document,
             "EXISTS (SELECT 1 FROM conversations c "
             "WHERE c.run_id = runs.run_id AND instr(casefold(c.policy), casefold(?)) > 0)": self.policy,
             "coalesce(stop_reason, 'unfinished') = ?": self.stop_reason,

@@ -14,7 +14,7 @@ from memagent_graph import LocalPolicy, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.cli.policy_checks import CheckStatus, check_policy
 from memagent_graph.policies.added import get_policies_folder
 from memagent_graph.policies.adding import add_policy
-from memagent_graph.policies.weight_files import ENGLISH
+from memagent_graph.policies.weight_files import ENGLISH_BASE
 from memagent_graph.reader import MemAgent
 from memagent_graph.settings import ReadSettings
 
@@ -32,7 +32,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Iterator[Path]:
-    base_file = POLICIES_FOLDER / "bases" / ENGLISH.file
+    base_file = POLICIES_FOLDER / "bases" / ENGLISH_BASE.file_name
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMAGENT_HOME", str(tmp_path_factory.mktemp("home")))
         yield add_policy(NAME, gguf=True, file=base_file if base_file.is_file() else None)

@@ -65,7 +65,7 @@ CONVERTERS = """
 from memagent_graph.converters import Block, Omission
 
 def ocr(source):
-    for part in source.standard():
+    for part in source.convert():
         yield Block(f"[read from {part.place}]") if isinstance(part, Omission) else part
 
 def decline(source):

@@ -117,11 +117,11 @@ def test_the_schema_for_servers_has_a_valid_name_and_is_strict_only_if_it_can_be
         model_config = ConfigDict(extra="forbid")
         key: int
 
-    schema = json.loads(ResponseFormat.of(Strict).server_schema)
+    schema = json.loads(ResponseFormat.of(Strict).server_schema_json)
     assert (schema["name"], schema["strict"]) == ("Strict", True)
     for source in (Filing, {"additionalProperties": False, "properties": {"key": {}}}, {"properties": {}}):
-        assert "strict" not in json.loads(ResponseFormat.of(source).server_schema)
-    assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Keys & kinds!"}).server_schema)["name"] == "Keys_kinds"
+        assert "strict" not in json.loads(ResponseFormat.of(source).server_schema_json)
+    assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Key & kind!"}).server_schema_json)["name"] == "Key_kind"
 
 
 def test_a_schema_in_the_format_of_servers_is_accepted_and_equal_schemas_have_equal_fingerprints() -> None:

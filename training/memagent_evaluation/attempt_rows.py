@@ -18,7 +18,7 @@ from memagent_graph.run_log import RunLog
 
 
 @dataclass(frozen=True, slots=True)
-class OpenQuestion:
+class PendingQuestion:
     """A question for one system."""
 
     key: QuestionKey
@@ -35,7 +35,7 @@ def make_run_id(evaluation_id: str, system: str, sample_id: str, repeat: int = 0
 
 
 def make_row(
-    question: OpenQuestion,
+    question: PendingQuestion,
     attempt: Attempt,
     *,
     attempts: int,

@@ -20,11 +20,11 @@ from typing import Any, Final
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from memagent_evaluation.attempt_rows import OpenQuestion, add_losses, make_row, make_run_id
+from memagent_evaluation.attempt_rows import PendingQuestion, add_losses, make_row, make_run_id
 from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, QuestionKey, QuestionOutcome, ResultRow
-from memagent_evaluation.sample_documents import OpenDocuments, SampleError
+from memagent_evaluation.sample_documents import SampleDocuments, SampleError
 from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import Attempt, ReaderSystem
 from memagent_graph.cli.console import ProgressDisplay, describe_progress
@@ -166,8 +166,8 @@ class _EvaluationRun:
         self._evaluation = evaluation
         self._journal = journal
         self._progress = progress
-        self._documents = OpenDocuments(
-            evaluation.tasks, evaluation.store, evaluation.seed, keep=evaluation.keep_documents
+        self._documents = SampleDocuments(
+            evaluation.tasks, evaluation.store, evaluation.seed, keep_documents=evaluation.keep_documents
         )
         self._end = EvaluationEnd.DONE
         self._attempts: Counter[QuestionKey] = Counter()
@@ -227,14 +227,14 @@ class _EvaluationRun:
                 raise error
 
     async def _ask_all(self, keys: Iterable[QuestionKey]) -> None:
-        question_queue: asyncio.Queue[OpenQuestion | None] = asyncio.Queue(self._evaluation.concurrency)
+        question_queue: asyncio.Queue[PendingQuestion | None] = asyncio.Queue(self._evaluation.concurrency)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._queue_questions(question_queue, keys))
             for _ in range(self._evaluation.concurrency):
                 group.create_task(self._ask_from_queue(question_queue))
 
     async def _queue_questions(
-        self, question_queue: asyncio.Queue[OpenQuestion | None], keys: Iterable[QuestionKey]
+        self, question_queue: asyncio.Queue[PendingQuestion | None], keys: Iterable[QuestionKey]
     ) -> None:
         """Queue the questions in their order, each with its document in the store; then None for each worker."""
         for sample_key, group in groupby(keys, key=lambda key: (key.task, key.length, key.question_index)):
@@ -247,18 +247,18 @@ class _EvaluationRun:
                 self._sample_errors.append(error)
                 continue
             for key in sample_keys:
-                await question_queue.put(OpenQuestion(key, sample, document))
+                await question_queue.put(PendingQuestion(key, sample, document))
         for _ in range(self._evaluation.concurrency):
             await question_queue.put(None)
 
-    async def _ask_from_queue(self, question_queue: asyncio.Queue[OpenQuestion | None]) -> None:
+    async def _ask_from_queue(self, question_queue: asyncio.Queue[PendingQuestion | None]) -> None:
         while (question := await question_queue.get()) is not None:
             if self._admit(question):
                 row, error = await self._ask(question)
                 await self._record_or_defer(row, error)
             self._documents.release(question.document)
 
-    def _admit(self, question: OpenQuestion) -> bool:
+    def _admit(self, question: PendingQuestion) -> bool:
         """Return whether a question may be asked, and count it; it may not if a limit is reached."""
         if question.key in self._attempts:
             return True
@@ -272,7 +272,7 @@ class _EvaluationRun:
         self._attempts[question.key] = 0
         return True
 
-    async def _ask(self, question: OpenQuestion) -> tuple[ResultRow, Exception | None]:
+    async def _ask(self, question: PendingQuestion) -> tuple[ResultRow, Exception | None]:
         """Ask a system a question, once more if it fails; return the row, and the error of the last attempt."""
         evaluation, sample, key = self._evaluation, question.sample, question.key
         run_id = make_run_id(self._journal.evaluation_id, key.system, sample.id, key.repeat)

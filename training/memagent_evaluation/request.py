@@ -74,7 +74,7 @@ async def run_evaluation(options: EvalOptions, log_path: Path, command: str) -> 
             journal.add_plan(plan)
             journal.add_command(command)
             try:
-                evaluation_end = await _run_planned(options, journal, plan, tasks, reader, log_path)
+                evaluation_end = await _run_plan(options, journal, plan, tasks, reader, log_path)
                 if judge_settings is not None:
                     await _grade_with_judge(judge_settings, journal)
                 return evaluation_end
@@ -141,13 +141,13 @@ async def _plan_evaluation(
 async def _grade_with_judge(settings: ReadSettings, journal: ResultJournal) -> None:
     policy = make_policy(settings)
     try:
-        await judge_rows(journal, policy, concurrency=settings.concurrency)
+        await grade_rows(journal, policy, concurrency=settings.concurrency)
     finally:
         if hasattr(policy, "aclose"):
             await policy.aclose()
 
 
-async def _run_planned(
+async def _run_plan(
     options: EvalOptions,
     journal: ResultJournal,
     plan: EvaluationPlan,
@@ -228,16 +228,16 @@ async def grade(policy: Policy, question: str, answer: str, expected: Sequence[s
     )
 
 
-async def judge_rows(journal: ResultJournal, policy: Policy, *, concurrency: int) -> None:
+async def grade_rows(journal: ResultJournal, policy: Policy, *, concurrency: int) -> None:
     """Grade every row that this policy has not graded yet. A question without an answer gets 0, without a call.
 
     Raises:
         PolicyError: the judge cannot be reached; the grades so far are kept.
         EvaluationError: some replies had no grade. The other grades are kept; the next call grades the remaining rows.
     """
-    open_rows = iter([row for row in journal.rows.values() if row.judge != policy.name])
+    ungraded_rows = iter([row for row in journal.rows.values() if row.judge != policy.name])
     errors: list[MemAgentError] = []
-    await asyncio.gather(*(_grade_rows(open_rows, journal, policy, errors) for _ in range(concurrency)))
+    await asyncio.gather(*(_grade_next_rows(ungraded_rows, journal, policy, errors) for _ in range(concurrency)))
     if policy_error := next((error for error in errors if isinstance(error, PolicyError)), None):
         raise policy_error
     if errors:
@@ -248,7 +248,7 @@ async def judge_rows(journal: ResultJournal, policy: Policy, *, concurrency: int
         )
 
 
-async def _grade_rows(
+async def _grade_next_rows(
     rows: Iterator[ResultRow], journal: ResultJournal, policy: Policy, errors: list[MemAgentError]
 ) -> None:
     for row in rows:

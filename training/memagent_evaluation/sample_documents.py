@@ -19,7 +19,7 @@ class SampleError(EvaluationError):
 
 
 @dataclass(eq=False)
-class OpenDocuments:
+class SampleDocuments:
     """Makes samples, one after the other, and keeps their documents in a store while systems read them.
 
     It belongs to one event loop.
@@ -30,17 +30,17 @@ class OpenDocuments:
     store: DocumentStore
     seed: int | None = None
     """The tasks' seed, for messages."""
-    keep: bool = False
+    keep_documents: bool = False
     """Whether documents stay in the store."""
 
     def __post_init__(self) -> None:
         self._is_closing = threading.Event()
-        self._readers: Counter[str] = Counter()
+        self._use_counts: Counter[str] = Counter()
         """The number of attempts that still need a document, by its key."""
         self._documents: dict[str, DocumentRef] = {}
         self._running_work: asyncio.Task[tuple[Sample, DocumentRef]] | None = None
 
-    async def prepare(self, task: str, length: int, index: int, reader_count: int) -> tuple[Sample, DocumentRef]:
+    async def prepare(self, task: str, length: int, index: int, use_count: int) -> tuple[Sample, DocumentRef]:
         """Make a sample and store its document, for a number of attempts.
 
         Raises:
@@ -48,7 +48,7 @@ class OpenDocuments:
             EvaluationError: the document cannot be stored.
         """
         sample, document = await self._make(task, length, index)
-        self._readers[document["key"]] += reader_count
+        self._use_counts[document["key"]] += use_count
         try:
             self.store.read_bytes(document, 0, 1)
         except DocumentError:
@@ -59,8 +59,8 @@ class OpenDocuments:
     def release(self, document: DocumentRef) -> None:
         """End one attempt's use of a document; after the last attempt, remove it."""
         key = document["key"]
-        self._readers[key] -= 1
-        if self._readers[key] == 0:
+        self._use_counts[key] -= 1
+        if self._use_counts[key] == 0:
             self._remove(key)
 
     async def close(self) -> None:
@@ -80,7 +80,7 @@ class OpenDocuments:
 
     def _remove(self, key: str) -> None:
         document = self._documents.pop(key)
-        if not self.keep:
+        if not self.keep_documents:
             self.store.remove(document)
 
     def _make_in_thread(self, task: Task, length: int, index: int) -> tuple[Sample, DocumentRef]:

@@ -21,7 +21,7 @@ from memagent_graph.provenance.word_diff import compare_words
 from memagent_graph.timeline.model import Timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import APIError, make_not_found
+from memagent_serve.api_errors import APIError, make_not_found_error
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry
 from memagent_serve.live.live_reads import LiveReads
@@ -115,7 +115,7 @@ def format_passage(view: RunView, store: DocumentStore, start: int, end: int) ->
     span = next((span for span in spans if span.start_char <= start < span.end_char), None)
     text = None if span is None else view.span_text(span)
     if span is None or text is None:
-        raise make_not_found("the run has not read this passage, or its text is no longer stored")
+        raise make_not_found_error("the run has not read this passage, or its text is no longer stored")
     passage_start = span.start_byte + len(text[: start - span.start_char].encode())
     passage_end = passage_start + len(text[start - span.start_char : end - span.start_char].encode())
     document_end = view.document["size"] or passage_end

@@ -18,7 +18,7 @@ from memagent_graph.results import AnswerSoFar
 from memagent_graph.run_log import RunFilter, RunLog
 from memagent_graph.timeline.view import RunView, load_run_view
 from memagent_graph.trace import MemoryUpdate
-from memagent_serve.api_errors import APIError, make_bad_request
+from memagent_serve.api_errors import APIError, make_bad_request_error
 from memagent_serve.app import ServerResources
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import ReadState
@@ -62,7 +62,7 @@ class LiveReads:
         context = await self._reader.aprepare()
         questions = list(dict.fromkeys(question.strip() for question in questions))
         if not files or not questions:
-            raise make_bad_request("choose a document and ask a question", "questions" if files else "files")
+            raise make_bad_request_error("choose a document and ask a question", "questions" if files else "files")
         for question in questions:
             _require_answerable(question, context, "questions")
         uploads, store, reads = self._resources.uploads, self._reader.store, []
@@ -172,7 +172,7 @@ class LiveReads:
                 await asyncio.to_thread(self.ledger.mark_edited, run_id, edited=entry.edited)
                 if isinstance(error, CheckpointError | RunLogError):
                     raise  # for example, the disk is full
-                raise make_bad_request(str(error), "text") from error
+                raise make_bad_request_error(str(error), "text") from error
             await asyncio.to_thread(self.ledger.mark, run_id, ReadState.PAUSED)
             self.revisions[run_id] += 1
 
@@ -201,4 +201,4 @@ def _require_answerable(question: str, context: ReaderContext, param: str) -> No
     try:
         check_question(question, context)
     except MemAgentError as error:
-        raise make_bad_request(str(error), param) from error
+        raise make_bad_request_error(str(error), param) from error

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
-from memagent_serve.api_errors import make_bad_request, make_not_found, make_too_busy
+from memagent_serve.api_errors import make_bad_request_error, make_not_found_error, make_too_busy_error
 from memagent_serve.app import ServerResources, get_owner, store_upload
 from memagent_serve.bodies import read_body
 from memagent_serve.chat_replies import HEARTBEAT_SECONDS
@@ -49,13 +49,13 @@ _RUN_PAGE_HEADERS: Final = {**_PAGE_HEADERS, "Content-Security-Policy": "frame-a
 T = TypeVar("T")
 
 
-class SignIn(msgspec.Struct, forbid_unknown_fields=True):
+class SignInRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Sign in with the token of the start-up message, or with a key."""
 
     token: str
 
 
-class NewReads(msgspec.Struct, forbid_unknown_fields=True):
+class NewReadsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Read files for one or more questions; each question is a separate read."""
 
     files: list[str]
@@ -63,7 +63,7 @@ class NewReads(msgspec.Struct, forbid_unknown_fields=True):
     read_again: bool = False
 
 
-class Edit(msgspec.Struct, forbid_unknown_fields=True):
+class EditRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Replace a memory."""
 
     chunk: int
@@ -72,13 +72,13 @@ class Edit(msgspec.Struct, forbid_unknown_fields=True):
     branch: str = ""
 
 
-class AskNow(msgspec.Struct, forbid_unknown_fields=True):
+class AnswerRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Ask from the current memory."""
 
     question: str
 
 
-class Thumb(msgspec.Struct, forbid_unknown_fields=True):
+class RatingRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Judge an answer."""
 
     up: bool
@@ -124,13 +124,13 @@ class LivePage:
     async def _serve_file(self, request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
         if name not in _STATIC_FILES:
-            raise make_not_found("the page has no such file")
+            raise make_not_found_error("the page has no such file")
         package, media_type = _STATIC_FILES[name]
         text = files(package).joinpath(name).read_text(encoding="utf-8")
         return Response(text, media_type=f"{media_type}; charset=utf-8", headers=_FILE_HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, SignIn, _MAX_SIGN_IN_BYTES)
+        body = await _parse_body(self.resources, request, SignInRequest, _MAX_SIGN_IN_BYTES)
         return self.sessions.sign_in(body.token, request.scope)
 
     async def _describe_session(self, request: Request) -> Response:
@@ -147,10 +147,10 @@ class LivePage:
         return _make_json_response({"id": file.id, "text_bytes": document["size"]})
 
     async def _start_reads(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, NewReads)
+        body = await _parse_body(self.resources, request, NewReadsRequest)
         if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
             limits = f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files are allowed at once"
-            raise make_bad_request(f"{limits}, got {len(body.questions)} and {len(body.files)}", "questions")
+            raise make_bad_request_error(f"{limits}, got {len(body.questions)} and {len(body.files)}", "questions")
         start = self._live.start_reads(get_owner(request), body.files, body.questions, read_again=body.read_again)
         reads = await cancel_on_disconnect(request, start)
         return _make_json_response({"reads": [read.run_id for read in reads]})
@@ -183,17 +183,17 @@ class LivePage:
         return Response(status_code=204)
 
     async def _edit(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, Edit)
+        body = await _parse_body(self.resources, request, EditRequest)
         await self._live.edit(*_get_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
         return Response(status_code=204)
 
     async def _answer(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, AskNow)
+        body = await _parse_body(self.resources, request, AnswerRequest)
         answer = await self._live.answer_now(*_get_owner_and_run_id(request), body.question)
         return _make_json_response({"answer": answer.answer, "memory": answer.memory})
 
     async def _judge(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, Thumb)
+        body = await _parse_body(self.resources, request, RatingRequest)
         await self._live.judge(*_get_owner_and_run_id(request), up=body.up)
         return Response(status_code=204)
 
@@ -218,7 +218,7 @@ class LivePage:
     async def _stream_events(self, request: Request) -> Response:
         owner = get_owner(request)
         if self._streams[owner.name] >= _MAX_STREAMS_PER_OWNER:
-            raise make_too_busy("too many pages are open with this key; close some", 5)
+            raise make_too_busy_error("too many pages are open with this key; close some", 5)
         self._streams[owner.name] += 1
         events = stream_changes(self._live, owner, request.query_params.get("run"))
         return _EventStream(
@@ -264,7 +264,7 @@ async def _parse_body(
     try:
         return msgspec.json.decode(body, type=body_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise make_bad_request(f"the request cannot be parsed: {error}", code="invalid_json") from error
+        raise make_bad_request_error(f"the request cannot be parsed: {error}", code="invalid_json") from error
 
 
 def _make_json_response(value: Any) -> Response:

@@ -6,7 +6,7 @@ import pytest
 from support.evaluation import make_failed_row, make_row
 
 from memagent_evaluation.report import render_report, summarise
-from memagent_evaluation.request import grade, judge_rows
+from memagent_evaluation.request import grade, grade_rows
 from memagent_evaluation.result_journal import ResultJournal, open_results
 from memagent_evaluation.result_table import EvaluationPlan
 from memagent_graph import ScriptedPolicy
@@ -58,11 +58,11 @@ async def test_answer_cannot_close_its_tag_in_the_grading_prompt() -> None:
 
 async def test_missing_answer_scores_zero_without_a_judge_call(journal) -> None:
     policy = ScriptedPolicy(lambda prompt: "\\boxed{3}" if "answer 2" in prompt else "\\boxed{10}")
-    await judge_rows(journal, policy, concurrency=16)
+    await grade_rows(journal, policy, concurrency=16)
     assert get_grades(journal) == {0: 1.0, 1: 1.0, 2: 0.3, 3: 1.0, 4: 1.0, 5: 0.0}
     assert len(policy.prompts) == 5
     assert all("<expected> 4711 </expected>" in prompt for prompt in policy.prompts)
-    await judge_rows(journal, policy, concurrency=16)
+    await grade_rows(journal, policy, concurrency=16)
     assert len(policy.prompts) == 5
     (cell,) = summarise(journal.results)
     assert cell["scores"]["judged"]["mean"] == pytest.approx(4.3 / 6)
@@ -81,11 +81,11 @@ async def test_grading_resumes_after_the_judge_fails(journal) -> None:
         return "\\boxed{10}"
 
     with pytest.raises(PolicyError, match="gone"):
-        await judge_rows(journal, ScriptedPolicy(fail_after_two), concurrency=1)
+        await grade_rows(journal, ScriptedPolicy(fail_after_two), concurrency=1)
     assert [value for value in get_grades(journal).values() if value is not None] == [1.0, 1.0]
     assert "judged" not in render_report(journal.results)
     assert summarise(journal.results)[0]["scores"]["judged"] is None, "not all have a grade"
-    await judge_rows(journal, ScriptedPolicy(lambda prompt: "\\boxed{0}"), concurrency=16)
+    await grade_rows(journal, ScriptedPolicy(lambda prompt: "\\boxed{0}"), concurrency=16)
     assert get_grades(journal) == {0: 1.0, 1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.0}
 
 
@@ -94,6 +94,6 @@ async def test_missing_grade_is_reported_after_all_others_are_graded(journal) ->
     with pytest.raises(
         EvaluationError, match=r"finished, except for an answer without a grade: the judge scripted gave no"
     ):
-        await judge_rows(journal, policy, concurrency=16)
+        await grade_rows(journal, policy, concurrency=16)
     assert get_grades(journal)[1] is None
     assert [value for value in get_grades(journal).values() if value == 1.0] == [1.0] * 4

@@ -12,7 +12,7 @@ from memagent_evaluation.tasks.state_tracking import (
     PICK_UP_SENTENCES,
     PUT_DOWN_SENTENCES,
     ROOMS,
-    STATES,
+    STATE_TASK_NAMES,
     THINGS,
     WALK_SENTENCES,
 )
@@ -77,7 +77,7 @@ def derive_answer(text, question):
 
 
 @pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", STATE_TASK_NAMES)
 def test_answer_follows_from_the_text_and_from_the_evidence_alone(name, small):
     task = load_task(name, TaskSettings(TOKENIZER, small=small))
     needle_counts = set()

@@ -25,7 +25,7 @@ from memagent_report import Report
 from memagent_report.checked_report import build_checked_report
 from memagent_report.evidence_matrix import (
     CellState,
-    Contradiction,
+    DifferingAnswers,
     Draft,
     EvidenceMatrix,
     MatrixCell,
@@ -70,7 +70,7 @@ def make_report(*texts: str, question: str = "What?", names: tuple[str, ...] = (
         sources[number] = SourceText(text)
     matrix = EvidenceMatrix(question, (question,), tuple(documents), tuple(cells))
     events = [ReportEvent(EventKind.EXTRACTIVE, texts[0])]
-    contradictions = (Contradiction(0, ((0,), (1,))),) if len(texts) > 1 else ()
+    contradictions = (DifferingAnswers(0, ((0,), (1,))),) if len(texts) > 1 else ()
     draft = replace(make_extractive_draft(matrix), contradictions=contradictions)
     return build_checked_report("report-1", "policy", matrix, draft, sources.items(), events)
 

@@ -38,7 +38,7 @@ from memagent_graph import (
 from memagent_graph.policies.profile import Profile
 from memagent_graph.storage.file_locks import lease
 from memagent_report import Report, areport, report, report_writing
-from memagent_report.evidence_matrix import CellState, Contradiction, ReportMode
+from memagent_report.evidence_matrix import CellState, DifferingAnswers, ReportMode
 from memagent_report.sentence_checks import ProblemKind
 
 MakeReader = Callable[..., MemAgent]
@@ -242,7 +242,7 @@ def test_policy_judges_each_pair_of_different_answers_on_request(make_agent, tmp
     judged_report = report(agent, "Keys?", paths, questions=[KEY_QUESTION], judge=True)
     lines = [f'{name}.txt: {key} (quote: "The key of harbor is {key}.")' for name, key in KEYS]
     assert sorted(judged_pairs) == ["\n".join(pair) for pair in combinations(lines, 2)]
-    assert judged_report.contradictions == (Contradiction(0, ((0, 2), (1,))), Contradiction(0, ((1,), (4,))))
+    assert judged_report.contradictions == (DifferingAnswers(0, ((0, 2), (1,))), DifferingAnswers(0, ((1,), (4,))))
     assert judged_report.matrix.cell(3, 0).state is CellState.EMPTY
     assert "(empty)" in judged_report.to_markdown()
     for text in (judged_report.to_markdown(), judged_report.to_html()):

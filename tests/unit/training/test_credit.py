@@ -150,15 +150,15 @@ def test_second_reading_without_new_facts_loses_no_credit(read_run, strategy: st
 def test_runs_with_branches_have_no_exit_reward(read_run, strategy: str) -> None:
     run = read_run(answer_perfectly, strategy)
     assert ExitInTime()(run) is None
-    assert "several branches" in ExitInTime().why_unknown(run)
+    assert "several branches" in ExitInTime().explain_unknown(run)
 
 
 def test_run_stopped_by_a_limit_has_no_exit_reward(read_run) -> None:
     run = read_run(limits=Limits(max_chunks=1))
     assert ExitInTime()(run) is None
-    assert ExitInTime().why_unknown(run) == "it has no answer"
+    assert ExitInTime().explain_unknown(run) == "it has no answer"
     assert LongRLVR()(run) is None
-    assert LongRLVR().why_unknown(run) == "it has no answer"
+    assert LongRLVR().explain_unknown(run) == "it has no answer"
 
 
 def test_unknown_rewards_state_their_reason(read_run) -> None:
@@ -172,7 +172,7 @@ def test_unknown_rewards_state_their_reason(read_run) -> None:
     for incomplete_run, reason in cases:
         for function in (EvidenceF2(), EvidenceF2Gain(), GateRight(), ExitInTime(), LongRLVR()):
             assert function(incomplete_run) is None
-            assert reason in function.why_unknown(incomplete_run)
+            assert reason in function.explain_unknown(incomplete_run)
 
 
 def test_old_runs_are_scored_from_a_gold_file_with_evidence(read_run, tmp_path: Path) -> None:

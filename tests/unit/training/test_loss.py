@@ -32,15 +32,15 @@ def make_random_inputs(seed: int) -> dict[str, Any]:
         return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     logprobs_BT = -draw_normal(B, T).abs()
-    learned_BT = torch.arange(T) < torch.tensor([T, 7, 5, 3, 1, 0])[:, None]
-    learned_BT[0, ::3] = False
+    loss_mask_BT = torch.arange(T) < torch.tensor([T, 7, 5, 3, 1, 0])[:, None]
+    loss_mask_BT[0, ::3] = False
     return {
         "logprobs_BT": logprobs_BT.requires_grad_(),
         "old_BT": (logprobs_BT + draw_normal(B, T, scale=0.5)).detach(),
         "logged_BT": (logprobs_BT + draw_normal(B, T, scale=0.5)).detach(),
         "reference_BT": (logprobs_BT + draw_normal(B, T, scale=0.7)).detach(),
         "advantages_BT": draw_normal(B, 1).expand(B, T),
-        "learned_BT": learned_BT,
+        "loss_mask_BT": loss_mask_BT,
     }
 
 
@@ -76,8 +76,8 @@ def test_loss_and_gradient_equal_trl(preset: str, changes: dict[str, Any], seed:
     options = {"report_to": "none", "use_cpu": True, "bf16": False}
     loss = load_preset(preset, output_dir=str(tmp_path), **options, **changes).token_loss
     inputs = make_random_inputs(seed)
-    logprobs_BT, learned_BT = inputs["logprobs_BT"], inputs["learned_BT"]
-    weights_BT = learned_BT / learned_BT.sum()
+    logprobs_BT, loss_mask_BT = inputs["logprobs_BT"], inputs["loss_mask_BT"]
+    weights_BT = loss_mask_BT / loss_mask_BT.sum()
     trl_loss = compute_trl_loss(loss, inputs, weights_BT)
     (trl_gradient,) = torch.autograd.grad(trl_loss, logprobs_BT)
     our_loss = (loss(**inputs | ({} if loss.kl_coef else {"reference_BT": None})) * weights_BT).sum()
@@ -92,9 +92,9 @@ def make_row(*values: float) -> Any:
 
 
 def test_dual_clip_bounds_the_loss_of_a_bad_token() -> None:
-    learned_BT = torch.tensor([[True, True]])
+    loss_mask_BT = torch.tensor([[True, True]])
     loss = TokenLoss(kl_coef=0.0)(
-        make_row(5.0, 0.1), make_row(0.0, 0.0), make_row(0.0, 0.0), None, make_row(-2.0, -2.0), learned_BT
+        make_row(5.0, 0.1), make_row(0.0, 0.0), make_row(0.0, 0.0), None, make_row(-2.0, -2.0), loss_mask_BT
     )
     assert loss.tolist() == [pytest.approx([6.0, 2 * math.exp(0.1)])]
 
@@ -111,8 +111,8 @@ def test_masked_tokens_pass_no_gradient(per_conversation: bool) -> None:
     """Not even NaN, which a weight of 0 would not remove."""
     logprobs_BT = make_row(-1.0, 900.0).requires_grad_()
     loss = TokenLoss(kl_coef=0.0, dual_clip=None, per_conversation=per_conversation)
-    learned_BT = torch.tensor([[True, False]])
-    loss(logprobs_BT, make_row(-1.0, -1.0), make_row(0.0, 0.0), None, make_row(-1.0, -1.0), learned_BT)[
+    loss_mask_BT = torch.tensor([[True, False]])
+    loss(logprobs_BT, make_row(-1.0, -1.0), make_row(0.0, 0.0), None, make_row(-1.0, -1.0), loss_mask_BT)[
         :, 0
     ].sum().backward()
     assert logprobs_BT.grad.tolist() == [[1.0, 0.0]]

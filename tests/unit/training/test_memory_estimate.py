@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from memagent_training.forward.layouts import IdRow, MicroBatch, lay_out
 from memagent_training.forward.scoring import score_completions
-from memagent_training.job.base_model import build_unloaded_model, make_lora_config
+from memagent_training.job.base_model import build_empty_model, make_lora_config
 from memagent_training.job.dry_run import ModelSizes, estimate_memory
 
 MAX_FACTOR = 1.2
@@ -100,12 +100,12 @@ def test_step_estimate_is_close_to_the_measured_peak(mixed_precision) -> None:
     assert 1 / MAX_FACTOR < estimate.total / measure_peak_bytes(run_step) < MAX_FACTOR
 
 
-def test_unloaded_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
+def test_empty_model_has_the_sizes_of_the_loaded_one(tmp_path) -> None:
     model = make_model("qwen2, grouped queries")
     model.config.save_pretrained(tmp_path)
-    unloaded_model = build_unloaded_model(str(tmp_path))
-    assert {parameter.device.type for parameter in unloaded_model.parameters()} == {"meta"}
-    assert ModelSizes.from_model(unloaded_model) == ModelSizes.from_model(model)
+    empty_model = build_empty_model(str(tmp_path))
+    assert {parameter.device.type for parameter in empty_model.parameters()} == {"meta"}
+    assert ModelSizes.from_model(empty_model) == ModelSizes.from_model(model)
 
 
 def test_adapter_sizes_equal_those_of_the_trained_model(tmp_path) -> None:
@@ -113,7 +113,7 @@ def test_adapter_sizes_equal_those_of_the_trained_model(tmp_path) -> None:
 
     model = make_model("llama")
     model.config.save_pretrained(tmp_path)
-    assert ModelSizes.from_model(build_unloaded_model(str(tmp_path), lora_rank=4)) == ModelSizes.from_model(
+    assert ModelSizes.from_model(build_empty_model(str(tmp_path), lora_rank=4)) == ModelSizes.from_model(
         get_peft_model(model, make_lora_config(4))
     )
 

@@ -21,10 +21,10 @@ from memagent_evaluation.data_files import find_data_paths, list_data_tasks, loa
 from memagent_evaluation.samples import Task, TaskSettings
 from memagent_evaluation.tasks.english import ENGLISH, EnglishTask, make_english_task
 from memagent_evaluation.tasks.generated import GeneratedTask
-from memagent_evaluation.tasks.lists import LISTS, make_list_task
-from memagent_evaluation.tasks.needles import SHAPES, make_needle_task, make_variables_task
+from memagent_evaluation.tasks.lists import LIST_TASK_NAMES, make_list_task
+from memagent_evaluation.tasks.needles import NEEDLE_CONFIGS, make_needle_task, make_variables_task
 from memagent_evaluation.tasks.passages import PASSAGE_TASKS, load_passage_task
-from memagent_evaluation.tasks.state_tracking import STATES, StateTask, make_state_task
+from memagent_evaluation.tasks.state_tracking import STATE_TASK_NAMES, StateTask, make_state_task
 from memagent_graph.errors import EvaluationError, StrategyError
 from memagent_graph.own_code import is_own_code_name, load_own_code
 from memagent_graph.plain_text import did_you_mean
@@ -33,15 +33,15 @@ from memagent_graph.strategies import convert_options, split_options
 __all__ = ["TaskSettings", "find_data_files", "list_task_options", "list_tasks", "load_task"]
 
 _GENERATED_TASKS: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
-    **dict.fromkeys(SHAPES, make_needle_task),
+    **dict.fromkeys(NEEDLE_CONFIGS, make_needle_task),
     "vt": make_variables_task,
-    **dict.fromkeys(LISTS, make_list_task),
+    **dict.fromkeys(LIST_TASK_NAMES, make_list_task),
     **dict.fromkeys(PASSAGE_TASKS, load_passage_task),
-    **dict.fromkeys(STATES, make_state_task),
+    **dict.fromkeys(STATE_TASK_NAMES, make_state_task),
     **dict.fromkeys(ENGLISH, make_english_task),
 }
 _OPTIONS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(STATES, StateTask.options),
+    **dict.fromkeys(STATE_TASK_NAMES, StateTask.options),
     **dict.fromkeys(ENGLISH, EnglishTask.options),
 }
 _TASK_ATTRIBUTES = ("name", "metric", "unit", "answer_tokens", "sample")

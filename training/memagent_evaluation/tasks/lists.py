@@ -19,7 +19,7 @@ from memagent_evaluation.samples import Needle, Sample, TaskSettings
 from memagent_evaluation.tasks.generated import GeneratedTask
 from memagent_evaluation.tasks.needles import draw_word_pair, list_all_words
 
-LISTS = ("cwe", "fwe")
+LIST_TASK_NAMES = ("cwe", "fwe")
 NOISE_WORD = "..."
 
 _SHORT_LENGTH = 4096
@@ -222,7 +222,7 @@ def _fit_longest(
 
 
 def make_list_task(name: str, settings: TaskSettings) -> CommonWordsTask | FrequentWordsTask:
-    """Return the task of one of `LISTS`."""
+    """Return the task of one of `LIST_TASK_NAMES`."""
     if name == "cwe":
         return CommonWordsTask(name=name, settings=settings, answer_tokens=_CWE_ANSWER_TOKENS)
     return FrequentWordsTask(name=name, settings=settings, answer_tokens=_FWE_ANSWER_TOKENS)

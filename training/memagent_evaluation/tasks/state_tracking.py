@@ -44,7 +44,7 @@ PUT_DOWN_SENTENCES: Final = (
     "{person} set the {object} on the floor.",
 )
 
-STATES: Final = ("state_1", "state_2", "state_3")
+STATE_TASK_NAMES: Final = ("state_1", "state_2", "state_3")
 _ANSWER_TOKENS: Final = 32
 _FACTS, _SMALL_FACTS = 20, 8
 _ENTITIES, _SMALL_ENTITIES = 4, 2
@@ -113,7 +113,7 @@ class Story:
             self._walk(person, rng.choice([room for room in ROOMS if location is None or room != location.room]))
 
     def list_questions(self, kind: str) -> list[StoryQuestion]:
-        """Return all questions of one of `STATES` that the events answer."""
+        """Return all questions of one of `STATE_TASK_NAMES` that the events answer."""
         if kind == "state_3":
             return [
                 StoryQuestion(
@@ -181,7 +181,7 @@ class StateTask(GeneratedTask):
     """Questions about where a person or a thing is or was.
 
     Attributes:
-        kind: one of `STATES`.
+        kind: one of `STATE_TASK_NAMES`.
         facts: the number of sentences in the story.
         people: the number of people in the story.
         things: the number of things that they can carry; 0 in `state_1`.
@@ -247,7 +247,7 @@ class StateTask(GeneratedTask):
 
 
 def make_state_task(name: str, settings: TaskSettings) -> StateTask:
-    """Return the task of one of `STATES`."""
+    """Return the task of one of `STATE_TASK_NAMES`."""
     facts, entities = (_SMALL_FACTS, _SMALL_ENTITIES) if settings.small else (_FACTS, _ENTITIES)
     if settings.questions_per_document > 1:
         facts = max(facts, _FACTS_PER_QUESTION * settings.questions_per_document)

@@ -31,14 +31,14 @@ class TokenMetrics:
 
     def add(
         self, logprobs_BT: Tensor, old_BT: Tensor, logged_BT: Tensor | None, reference_BT: Tensor | None,
-        advantages_BT: Tensor, learned_BT: Tensor, entropies_BT: Tensor,
+        advantages_BT: Tensor, loss_mask_BT: Tensor, entropies_BT: Tensor,
     ) -> None:  # fmt: skip
         """Add a micro-batch, from the inputs of its loss; `logged_BT` is None if not comparable with the others."""
         loss = self.loss
-        ratio_BT = loss.compute_ratio(logprobs_BT, old_BT, learned_BT)
+        ratio_BT = loss.compute_ratio(logprobs_BT, old_BT, loss_mask_BT)
         is_positive_BT, is_negative_BT = advantages_BT > 0, advantages_BT < 0
         token_values = {
-            "tokens": learned_BT,
+            "tokens": loss_mask_BT,
             "entropy": entropies_BT,
             "ratio/mean": ratio_BT,
             "clip_ratio/low_mean": (ratio_BT < 1 - loss.clip_low) & is_negative_BT,
@@ -52,9 +52,9 @@ class TokenMetrics:
             token_values["importance/mean"] = loss.compute_importance(old_BT, logged_BT)
             token_values["importance/capped"] = token_values["importance/mean"] >= loss.importance_cap
         for name, value_BT in token_values.items():
-            total = torch.where(learned_BT, value_BT.double(), 0.0).sum()
+            total = torch.where(loss_mask_BT, value_BT.double(), 0.0).sum()
             self._sums[name] = self._sums[name] + total if name in self._sums else total
-        self._largest_ratios.append(torch.where(learned_BT, ratio_BT, 0.0).max())
+        self._largest_ratios.append(torch.where(loss_mask_BT, ratio_BT, 0.0).max())
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Return means and maxima over all ranks; every rank must call this."""

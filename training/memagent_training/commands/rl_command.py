@@ -108,8 +108,8 @@ class RL(LoopOptions, WordingSettings):
 
     def run(self) -> None:
         """Run the command."""
-        interrupted = f"interrupted; {_make_resume_hint(self.out)}"
-        with report_failures(as_json=self.as_json, interrupted=interrupted, exit_codes=_EXIT_CODES):
+        interruption_message = f"interrupted; {_make_resume_hint(self.out)}"
+        with report_failures(as_json=self.as_json, interruption_message=interruption_message, exit_codes=_EXIT_CODES):
             require_training_extra()
             # Libraries print their progress, but standard output is only for results.
             with contextlib.redirect_stdout(sys.stderr), _quiet_libraries():

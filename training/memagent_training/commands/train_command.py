@@ -74,8 +74,10 @@ class Train(TrainingOptions):
 
     def run(self) -> None:
         """Run the command."""
-        interrupted = f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
-        with report_failures(as_json=self.as_json, interrupted=interrupted):
+        interruption_message = (
+            f"interrupted; continue with the same command and --resume, if {self.out} has a checkpoint"
+        )
+        with report_failures(as_json=self.as_json, interruption_message=interruption_message):
             require_training_extra()
             if self.dry_run and self.rows is not None:
                 raise TrainingError("--dry-run writes nothing, and --rows writes a file", hint="Leave one of them out.")

@@ -76,14 +76,14 @@ def leave_process_group() -> None:
 def report_failures(
     *,
     as_json: bool,
-    interrupted: str,
+    interruption_message: str,
     exit_codes: Mapping[str, ExitCode] | None = None,
 ) -> Iterator[None]:
     """Report an error inside the block, once per machine, and exit with its code.
 
     Args:
         as_json: whether standard output has a JSON object.
-        interrupted: the message after Ctrl-C.
+        interruption_message: the message after Ctrl-C.
         exit_codes: exit codes, by class name, of errors that are slow to import and unknown to `choose_exit_code`.
     """
     try:
@@ -104,5 +104,5 @@ def report_failures(
         raise typer.Exit(code) from None
     except KeyboardInterrupt:
         if is_main_process():
-            typer.echo(interrupted, err=True)
+            typer.echo(interruption_message, err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None

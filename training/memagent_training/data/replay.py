@@ -34,7 +34,7 @@ from memagent_training.data.reward_functions import (
     LoggedReward,
     RewardFunction,
     StepRewardFunction,
-    why_unknown,
+    explain_unknown,
 )
 from memagent_training.data.rollouts import (
     MAX_REWARD,
@@ -376,7 +376,7 @@ def _make_rollout(
     for name, reward_function in reward_functions.items():
         value = reward_function(run)
         if value is None:
-            details[f"{name}: {why_unknown(reward_function, run)}"] += 1
+            details[f"{name}: {explain_unknown(reward_function, run)}"] += 1
             return Refusal.NO_REWARD
         values = tuple(value) if isinstance(value, Iterable) else (value,)
         if not all(abs(number) <= MAX_REWARD for number in values):

@@ -39,9 +39,9 @@ class StepRewardFunction(Protocol):
         ...
 
 
-def why_unknown(function: object, run: TrainingRun) -> str:
+def explain_unknown(function: object, run: TrainingRun) -> str:
     """Return why a function returned None for a run, from its method of this name if it has one."""
-    explain: Callable[[TrainingRun], str] | None = getattr(function, "why_unknown", None)
+    explain: Callable[[TrainingRun], str] | None = getattr(function, "explain_unknown", None)
     return "the function returned None" if explain is None else explain(run)
 
 
@@ -58,7 +58,7 @@ class LoggedReward:
         """Return the logged value; None if there is none."""
         return _find_newest_values(run, self.name, self.source).get(None)
 
-    def why_unknown(self, _run: TrainingRun, /) -> str:
+    def explain_unknown(self, _run: TrainingRun, /) -> str:
         """Return why the run has no reward."""
         return "the log holds no such reward"
 
@@ -76,7 +76,7 @@ class LoggedStepReward:
             return None
         return [newest.get(conversation.id, 0.0) for conversation in run.conversations_K]
 
-    def why_unknown(self, _run: TrainingRun, /) -> str:
+    def explain_unknown(self, _run: TrainingRun, /) -> str:
         """Return why the run has no reward."""
         return "the log holds no such reward for each conversation"
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from memagent_training.algorithm.advantages import TrainingRow
-from memagent_training.algorithm.loss import LOG_BOUND
+from memagent_training.algorithm.loss import LOG_RATIO_BOUND
 from memagent_training.training_errors import TrainingError
 
 RowKey: TypeAlias = tuple[str, int]
@@ -75,7 +75,7 @@ def compare_logprobs(rows: Iterable[TrainingRow], recomputed_logprobs: Mapping[R
     means = {run_id: float(torch.cat(run_gaps).abs().mean()) for run_id, run_gaps in gaps_by_run.items()}
     worst_run = max(sorted(means), key=lambda run_id: means[run_id])
     all_gaps = torch.cat([gaps_T for run_gaps in gaps_by_run.values() for gaps_T in run_gaps])
-    ratios = all_gaps.clamp(-LOG_BOUND, LOG_BOUND).exp()
+    ratios = all_gaps.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
     mean_gap, max_gap = float(all_gaps.abs().mean()), float(all_gaps.abs().max())
     metrics = {
         "sampling/sampling_logp_difference/mean": mean_gap,

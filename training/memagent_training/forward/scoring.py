@@ -31,7 +31,7 @@ LOGITS_CHUNK: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class LogProbs:
+class TokenScores:
     """Log-probs of each row's completion tokens, right-padded with zeros; differentiable."""
 
     logprobs_BT: Tensor
@@ -46,7 +46,7 @@ def score_completions(
     temperature: float = 1.0,
     with_entropy: bool = False,
     entropy_gradient: bool = False,
-) -> LogProbs:
+) -> TokenScores:
     """Return the log-probs of every row's completion tokens, in float32 or better.
 
     Logits are computed only where a completion token is predicted, `LOGITS_CHUNK` tokens at a time, and computed again
@@ -82,7 +82,7 @@ def score_completions(
     # The last entry is the score of padding.
     scores_BT2 = torch.cat([scored_C2, scored_C2.new_zeros(1, 2)])[micro_batch.score_index_BT]
     entropies_BT = scores_BT2[..., 1] if with_entropy else None
-    return LogProbs(scores_BT2[..., 0], entropies_BT)
+    return TokenScores(scores_BT2[..., 0], entropies_BT)
 
 
 _MODELS_THAT_CHANGE_LOGITS: WeakSet[nn.Module] = WeakSet()

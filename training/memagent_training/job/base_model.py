@@ -109,7 +109,7 @@ def read_text_config(folder: Path) -> Any:
         ) from error
 
 
-def build_unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
+def build_empty_model(source: str, *, lora_rank: int | None = None) -> nn.Module:
     """Return the model without its weights (on the device "meta"), with adapters if there is a rank.
 
     Raises:
@@ -129,8 +129,8 @@ def build_unloaded_model(source: str, *, lora_rank: int | None = None) -> nn.Mod
             f"{source} is not a causal language model that transformers can build: {error}",
             hint="Give a folder with config.json and weights of a text model, or a hub id.",
         ) from error
-    unloaded_model: nn.Module = model
-    return unloaded_model
+    empty_model: nn.Module = model
+    return empty_model
 
 
 def make_lora_config(rank: int | None) -> Any:

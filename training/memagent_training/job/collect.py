@@ -23,7 +23,7 @@ from memagent_evaluation.scorers import OwnMetric
 from memagent_graph import MemAgent, MemAgentError, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
-from memagent_training.data.reward_functions import RewardFunction, require_finite_reward, why_unknown
+from memagent_training.data.reward_functions import RewardFunction, explain_unknown, require_finite_reward
 from memagent_training.data.training_runs import Gold, read_run
 from memagent_training.rewards.reward_names import resolve_reward
 from memagent_training.training_errors import RewardError, TrainingError
@@ -213,7 +213,9 @@ class _GroupReader:
         value = self.reward_function(run)
         if value is None:
             hint = "Give the reward the gold answers or documents that it needs; it cannot use what redaction drops."
-            message = f"the reward {self.reward_name!r} returned no reward ({why_unknown(self.reward_function, run)})"
+            message = (
+                f"the reward {self.reward_name!r} returned no reward ({explain_unknown(self.reward_function, run)})"
+            )
             raise RewardError(message, run_id=run_id, hint=hint)
         return require_finite_reward(value, run, self.reward_name)
 

@@ -40,7 +40,7 @@ from memagent_training.algorithm.schedule import ScheduledStep
 from memagent_training.data.replay_report import MAX_LISTED
 from memagent_training.forward.layouts import MicroBatch, lay_out
 from memagent_training.forward.scoring import LOGITS_CHUNK
-from memagent_training.job.base_model import build_unloaded_model
+from memagent_training.job.base_model import build_empty_model
 from memagent_training.job.training_job import PreparedJob
 
 _LOGITS_COPIES: Final = 5
@@ -143,8 +143,8 @@ def estimate_memory(
         activations=_estimate_activations(
             sizes,
             micro_batch,
-            residual=4 if mixed_precision else weight_bytes,
-            product=2 if mixed_precision else weight_bytes,
+            residual_bytes=4 if mixed_precision else weight_bytes,
+            product_bytes=2 if mixed_precision else weight_bytes,
             checkpointing=checkpointing,
         ),
         shards=shards,
@@ -152,18 +152,18 @@ def estimate_memory(
 
 
 def _estimate_activations(
-    sizes: ModelSizes, micro_batch: MicroBatch, *, residual: int, product: int, checkpointing: bool
+    sizes: ModelSizes, micro_batch: MicroBatch, *, residual_bytes: int, product_bytes: int, checkpointing: bool
 ) -> int:
-    """Return bytes; `residual` and `product` are the bytes per number of the residual stream and of matrix products."""
+    """Return bytes, from those per number of the residual stream and per number of a matrix product."""
     sequences, width = micro_batch.input_ids_SN.shape
     token_count = sequences * width
     mask_entries = 0 if micro_batch.nodes else token_count * width
-    stream_bytes = token_count * residual * sizes.hidden_width
+    stream_bytes = token_count * residual_bytes * sizes.hidden_width
     product_width = 3 * sizes.query_width + 2 * sizes.key_width + 4 * sizes.mlp_width + 2 * sizes.hidden_width
-    layer_bytes = 4 * stream_bytes + token_count * product * product_width + mask_entries * product
+    layer_bytes = 4 * stream_bytes + token_count * product_bytes * product_width + mask_entries * product_bytes
     scored_count = min(len(micro_batch.scored_ids_C), LOGITS_CHUNK)
     head_bytes = 3 * stream_bytes + _LOGITS_COPIES * scored_count * sizes.vocabulary_size * 4
-    backward_bytes = 2 * token_count * product * sizes.mlp_width
+    backward_bytes = 2 * token_count * product_bytes * sizes.mlp_width
     if checkpointing:
         return sizes.layers * stream_bytes + mask_entries + max(layer_bytes + backward_bytes, head_bytes)
     return sizes.layers * layer_bytes + mask_entries + max(head_bytes, backward_bytes)
@@ -267,7 +267,7 @@ def _estimate_rank_memory(prepared: PreparedJob, steps: list[ScheduledStep]) -> 
     """Estimate the memory for the largest planned micro-batch; None if the model has an unknown shape."""
     config, job = prepared.config, prepared.job
     try:
-        sizes = ModelSizes.from_model(build_unloaded_model(prepared.base.source, lora_rank=job.lora_rank))
+        sizes = ModelSizes.from_model(build_empty_model(prepared.base.source, lora_rank=job.lora_rank))
     except AttributeError:  # another architecture, for example a recurrent one
         return None
     planned_batches = ((step, batch) for step in steps for rank in step.plan.micro_batches for batch in rank)

@@ -258,11 +258,13 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         self,
         model: nn.Module,
         rows: Sequence[TrainingRow],
-        planned: PlannedMicroBatch,
+        planned_batch: PlannedMicroBatch,
         metrics: TokenMetrics,
     ) -> Tensor:
-        micro_batch, (weights_BT, advantages_BT, logged_BT, old_BT) = self._lay_out_with_loss_inputs(rows, planned)
-        learned_BT = weights_BT > 0
+        micro_batch, (weights_BT, advantages_BT, logged_BT, old_BT) = self._lay_out_with_loss_inputs(
+            rows, planned_batch
+        )
+        loss_mask_BT = weights_BT > 0
         reference_BT = self._compute_reference_logprobs(model, micro_batch)
         entropy_coef = self.args.entropy_coef
         with self.compute_loss_context_manager():
@@ -275,13 +277,19 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             )
             logprobs_BT, entropies_BT = scores.logprobs_BT, scores.entropies_BT
             assert entropies_BT is not None  # noqa: S101  they were asked for
-            loss_BT = metrics.loss(logprobs_BT, old_BT, logged_BT, reference_BT, advantages_BT, learned_BT)
+            loss_BT = metrics.loss(logprobs_BT, old_BT, logged_BT, reference_BT, advantages_BT, loss_mask_BT)
             if entropy_coef != 0:
                 loss_BT = loss_BT - entropy_coef * entropies_BT
             loss = (loss_BT * weights_BT).sum() * self.accelerator.num_processes
         comparable_BT = logged_BT if self.args.logged_is_sampled else None
         metrics.add(
-            logprobs_BT.detach(), old_BT, comparable_BT, reference_BT, advantages_BT, learned_BT, entropies_BT.detach()
+            logprobs_BT.detach(),
+            old_BT,
+            comparable_BT,
+            reference_BT,
+            advantages_BT,
+            loss_mask_BT,
+            entropies_BT.detach(),
         )
         options = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
         self.accelerator.backward(loss, **options)
@@ -289,15 +297,15 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return detached
 
     def _lay_out_with_loss_inputs(
-        self, rows: Sequence[TrainingRow], planned: PlannedMicroBatch
+        self, rows: Sequence[TrainingRow], planned_batch: PlannedMicroBatch
     ) -> tuple[MicroBatch, Tensor]:
         """Return the model inputs of a micro-batch, and the inputs of the loss for each completion token.
 
         The latter are (4, B, T): weights, advantages, logged and old log-probs, 0 where there is no token. Padding rows
         have a weight of 0.
         """
-        planned_rows = [rows[index] for index in planned.rows]
-        micro_batch = self._lay_out_rows(planned_rows, planned.padding_rows)
+        planned_rows = [rows[index] for index in planned_batch.rows]
+        micro_batch = self._lay_out_rows(planned_rows, planned_batch.padding_row_count)
         values_4BT = torch.zeros(4, *micro_batch.score_index_BT.shape)
         for index, row in enumerate(planned_rows):
             conversation = row.conversation
@@ -310,10 +318,10 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             row_values_4T[3] = self._get_old_logprobs(row)
         return micro_batch, values_4BT.to(self.accelerator.device)
 
-    def _lay_out_rows(self, rows: Sequence[TrainingRow], padding_rows: int) -> MicroBatch:
+    def _lay_out_rows(self, rows: Sequence[TrainingRow], padding_row_count: int) -> MicroBatch:
         pad_id = self._tokenizer.pad_token_id
         return lay_out(
-            [*(row.conversation for row in rows), *[IdRow((pad_id,), (pad_id,))] * padding_rows],
+            [*(row.conversation for row in rows), *[IdRow((pad_id,), (pad_id,))] * padding_row_count],
             self.args.layout,
             pad_id=pad_id,
             device=self.accelerator.device,
@@ -366,7 +374,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if not self.args.logged_is_sampled:  # the logged ones are before temperature
             logprobs = self._compute_logprobs(model, step, 1.0, heaviest_only=True)
         self.logprob_gap = compare_logprobs(step.rows, logprobs)
-        self._refuse_large_gap()
+        self._check_logprob_gap()
         self._has_started = True
 
     def _compute_logprobs(
@@ -378,13 +386,13 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         with torch.no_grad(), self._disable_checkpointing(model):
             for planned_batch in planned_batches[:1] if heaviest_only else planned_batches:
                 rows = [step.rows[index] for index in planned_batch.rows]
-                micro_batch = self._lay_out_rows(rows, planned_batch.padding_rows)
+                micro_batch = self._lay_out_rows(rows, planned_batch.padding_row_count)
                 logprobs_BT = score_completions(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
                 for row, logprobs_T in zip(rows, logprobs_BT, strict=False):
                     logprobs.append((make_row_key(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))
         return dict(gather_object(logprobs))
 
-    def _refuse_large_gap(self) -> None:
+    def _check_logprob_gap(self) -> None:
         """Print the gap, warn if it is more than rounding, and refuse one above `max_logprob_gap`."""
         gap = self.logprob_gap
         if gap is None:

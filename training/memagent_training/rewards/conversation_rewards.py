@@ -61,7 +61,7 @@ class RecallGain:
             for before, after in memories_K
         ]
 
-    def why_unknown(self, run: TrainingRun, /) -> str:
+    def explain_unknown(self, run: TrainingRun, /) -> str:
         """Return why the run has no reward."""
         return "a memory was redacted away" if run.gold and run.gold.answers else "no gold answer is known"
 

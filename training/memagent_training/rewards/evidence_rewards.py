@@ -3,7 +3,7 @@
 The gold evidence of a run is a list of texts in its document (`Gold.evidence`). An evidence chunk contains a part of
 such a text; every occurrence counts. `memagent_graph.provenance` traces the policy's words back to chunks, without a
 call of the policy. If no evidence is known, the document is not kept, or a text is not in it, the reward is unknown,
-and `why_unknown` returns why.
+and `explain_unknown` returns why.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compute_f2(cited: Set[int], gold: Set[int], unread: int = 0) -> float:
 
 
 class _EvidenceReward:
-    def why_unknown(self, run: TrainingRun, /) -> str:
+    def explain_unknown(self, run: TrainingRun, /) -> str:
         """Return why the run has no reward."""
         gold_spans = _find_gold_spans(run)
         return gold_spans if isinstance(gold_spans, str) else "a text was redacted away"
@@ -130,7 +130,7 @@ class ExitInTime(_EvidenceReward):
         earliest_end, document_bytes = min(end for end in ends if end >= evidence_end), run.record.document["size"]
         return 1 - (read_end - earliest_end) / (document_bytes - earliest_end) if read_end > earliest_end else 1.0
 
-    def why_unknown(self, run: TrainingRun, /) -> str:
+    def explain_unknown(self, run: TrainingRun, /) -> str:
         """Return why the run has no reward."""
         gold_spans = _find_gold_spans(run)
         return gold_spans if isinstance(gold_spans, str) else self._explain_missing_end(run)
@@ -154,10 +154,10 @@ class LongRLVR(_EvidenceReward):
             return None
         return accuracy + 0.1 * grounding + 0.9 * accuracy * grounding
 
-    def why_unknown(self, run: TrainingRun, /) -> str:
+    def explain_unknown(self, run: TrainingRun, /) -> str:
         """Return why the run has no reward."""
         if EvidenceF2()(run) is None:
-            return EvidenceF2().why_unknown(run)
+            return EvidenceF2().explain_unknown(run)
         return "it has no answer" if run.answer is None or run.raw_answer is None else "no gold answer is known"
 
 

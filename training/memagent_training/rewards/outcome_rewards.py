@@ -32,7 +32,7 @@ class _GoldReward(ABC):
     @abstractmethod
     def _compare(self, text: str, gold: Gold, run: TrainingRun) -> float | None: ...
 
-    def why_unknown(self, run: TrainingRun, /) -> str:
+    def explain_unknown(self, run: TrainingRun, /) -> str:
         """Return why the reward is not known."""
         return "a text was redacted away" if run.gold and run.gold.answers else "no gold answer is known"
 

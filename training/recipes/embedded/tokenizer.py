@@ -131,8 +131,8 @@ def main() -> None:
     sample = text[:200_000]
     if encoding.encode_ordinary(sample) != tokenizer.encode(sample).ids:
         raise SystemExit("the tiktoken conversion disagrees with the tokenizer")
-    density = len(sample) / len(encoding.encode_ordinary(sample))
-    print(f"{tokenizer.get_vocab_size()} tokens, {density:.2f} characters per token")
+    characters_per_token = len(sample) / len(encoding.encode_ordinary(sample))
+    print(f"{tokenizer.get_vocab_size()} tokens, {characters_per_token:.2f} characters per token")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class UnreachableError(SyncError):
     """The server cannot be reached, or does not answer."""
 
 
-class NoAnswerError(UnreachableError):
+class ServerTimeoutError(UnreachableError):
     """The server did not answer in time."""
 
 
@@ -147,7 +147,7 @@ class ServerAPI:
                 hint="Is the server running, and is this its address?",
             ) from error
         except TimeoutError as error:
-            raise NoAnswerError(
+            raise ServerTimeoutError(
                 f"{self.root_url}{path} did not answer within {REQUEST_SECONDS:g} s",
                 hint="Is the server overloaded? Let its readers finish.",
             ) from error
