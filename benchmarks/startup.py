@@ -49,7 +49,7 @@ from memagent_graph.cli import main
 from memagent_graph.cli.console import Console
 def stop(self, words):
     raise SystemExit(0)
-Console.print_policy = stop
+Console.print_note = stop
 sys.argv = ["memagent", "read", sys.argv[1], "-q", "What is said?", "--model", "embedded"]
 main()
 """

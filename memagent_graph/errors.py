@@ -191,7 +191,7 @@ class PolicyRequestError(PolicyError, PermanentError):
 
     server_message: str = ""
     """The server's message, without secrets."""
-    served: str = ""
+    served_model: str = ""
     """If the server has no model of this name: the name of its only model, or NAME if it has several."""
 
 

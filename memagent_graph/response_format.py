@@ -48,8 +48,8 @@ _MAX_COMPILED_PATTERNS: Final = 16
 _MAX_CHECKED_ITEMS: Final = 100
 _MAX_PROBLEMS: Final = 8
 _MAX_PROBLEM_CHARACTERS: Final = 240
-_MAX_JSON_VALUES: Final = 64
-"""The maximum number of JSON values to find in a reply that also has other text."""
+_MAX_JSON_STARTS: Final = 200
+"""The maximum number of brackets in a reply at which a JSON value may begin."""
 _MAX_ENUM_OPTIONS: Final = 12
 
 _MAPPING_KEYWORDS: Final = ("properties", "$defs", "definitions", "dependentSchemas", "dependencies")
@@ -91,12 +91,12 @@ class ResponseFormat:
 
     Attributes:
         name: the name in requests to servers.
-        text: the JSON schema in compact form, as in the prompt.
+        schema_json: the JSON schema in compact form, as in the prompt.
         model: the Pydantic model of the schema, if any.
     """
 
     name: str
-    text: str
+    schema_json: str
     model: type[BaseModel] | None = field(default=None, compare=False)
 
     @classmethod
@@ -171,16 +171,16 @@ class ResponseFormat:
     @cached_property
     def schema(self) -> dict[str, Any]:
         """The JSON schema."""
-        schema: dict[str, Any] = json.loads(self.text)
+        schema: dict[str, Any] = json.loads(self.schema_json)
         return schema
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the schema."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+        return hashlib.sha256(self.schema_json.encode()).hexdigest()[:16]
 
     @cached_property
-    def server_schema(self) -> str:
+    def server_schema_json(self) -> str:
         """The `json_schema` of an OpenAI `response_format`, as JSON."""
         json_schema: dict[str, Any] = {"name": self.name, "schema": self.schema}
         if all(map(_is_strict, _iter_subschemas(self.schema))):
@@ -193,7 +193,7 @@ class ResponseFormat:
         If there is none, return the reason as a text.
         """
         reason_by_kind: dict[str, str] = {}
-        steps = _Steps()
+        counter = _KeywordCounter()
         for text in _find_candidates(reply):
             try:
                 data = from_json(text, allow_inf_nan=False)
@@ -201,13 +201,13 @@ class ResponseFormat:
             except ValueError as error:
                 reason_by_kind.setdefault("not JSON", f"the answer is not JSON: {error}")
                 continue
-            answer = self._validate(text, data, steps)
+            answer = self._validate(text, data, counter)
             if isinstance(answer, StructuredAnswer):
                 return answer
             reason_by_kind.setdefault("invalid", f"the answer does not have the required form: {answer}")
         return reason_by_kind.get("invalid") or reason_by_kind["not JSON"]
 
-    def value(self, answer: str | None) -> Any:
+    def parse_value(self, answer: str | None) -> Any:
         """Return the value of an answer; None if there is no answer, or it is not valid."""
         structured_answer = self.parse(answer) if answer else None
         return structured_answer.value if isinstance(structured_answer, StructuredAnswer) else None
@@ -266,7 +266,7 @@ class ResponseFormat:
             schema = {**(target if isinstance(target, dict) else {}), **own_keywords}
         return {}
 
-    def _validate(self, text: str, data: Any, steps: _Steps) -> StructuredAnswer | str:
+    def _validate(self, text: str, data: Any, counter: _KeywordCounter) -> StructuredAnswer | str:
         """Return the answer in a JSON text with the value `data`, or a description of its problems."""
         if self.model is not None:
             try:
@@ -277,7 +277,7 @@ class ResponseFormat:
             except Exception as error:  # noqa: BLE001  a user's validator may raise anything
                 return _list_problems([((), f"{type(error).__name__}: {error}")])
         try:
-            errors = islice(_make_validator(self.schema, steps).iter_errors(data), _MAX_PROBLEMS)
+            errors = islice(_make_validator(self.schema, counter).iter_errors(data), _MAX_PROBLEMS)
             problems = _list_problems((error.absolute_path, error.message) for error in errors)
         except Exception as error:  # noqa: BLE001  such as too many steps, or a number that is too large to divide
             return f"it cannot be compared with the schema: {_shorten(error)}"
@@ -289,7 +289,7 @@ def _get_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return properties if isinstance(properties, dict) else {}
 
 
-class _Steps:
+class _KeywordCounter:
     """The number of keywords that were applied to a reply, and how many of them are within each other now."""
 
     def __init__(self) -> None:
@@ -462,7 +462,7 @@ def _unify_numbers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _make_validator(schema: dict[str, Any], steps: _Steps) -> Any:
+def _make_validator(schema: dict[str, Any], counter: _KeywordCounter) -> Any:
     """Return a validator that raises `TimeoutError` after the last step, and fetches nothing."""
     import jsonschema  # noqa: PLC0415  an extra, slow to import
     import referencing  # noqa: PLC0415  of jsonschema
@@ -481,10 +481,10 @@ def _make_validator(schema: dict[str, Any], steps: _Steps) -> Any:
     def count_steps(keyword: Any) -> Any:
         def apply(*arguments: Any) -> Iterator[Any]:
             try:
-                steps.begin()
+                counter.begin()
                 yield from keyword(*arguments) or ()
             finally:
-                steps.depth -= 1
+                counter.depth -= 1
 
         return apply
 
@@ -502,9 +502,8 @@ def _find_candidates(reply: str) -> Iterator[str]:
     yield text
     yield from (block.strip() for block in reversed(_FENCED_BLOCK.findall(text)))
     decoder, end, values = json.JSONDecoder(), 0, list[str]()
-    for start in islice((match.start() for match in re.finditer(r"[{\[]", text)), _MAX_JSON_VALUES):
-        if start < end:
-            continue
+    starts = (match.start() for match in re.finditer(r"[{\[]", text))
+    for start in islice((start for start in starts if start >= end), _MAX_JSON_STARTS):
         try:
             _, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):

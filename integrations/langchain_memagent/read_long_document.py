@@ -35,7 +35,13 @@ from pydantic import (
 
 from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
 from langchain_memagent.named_documents import DocumentSources, Fetcher, FileBackend, NamedSource
-from langchain_memagent.readings import Outcome, ReadArtifact, describe_reading, find_unfinished_runs, format_for_model
+from langchain_memagent.readings import (
+    ReadArtifact,
+    ReadOutcome,
+    describe_reading,
+    find_unfinished_runs,
+    format_for_model,
+)
 from langchain_memagent.transcripts import Questions
 from memagent_graph import MemAgent, ReadResult
 from memagent_graph.documents import DocumentRef
@@ -149,7 +155,7 @@ class ReadLongDocument(BaseTool):
             state, document_tasks = getattr(runtime, "state", None), list[asyncio.Task[DocumentRef]]()
 
             async def get_reference() -> DocumentRef:
-                """Open and store the document when a read first needs it, and then once."""
+                """Open and store the document the first time a read needs it; later calls return the same reference."""
                 if not document_tasks:
                     document_tasks.append(asyncio.create_task(self._store_document(source, state)))
                 return await document_tasks[0]
@@ -192,7 +198,7 @@ class ReadLongDocument(BaseTool):
     async def _store_document(self, source: NamedSource, state: Any) -> DocumentRef:
         return await self._reads.store(await self._sources.open(source, state))
 
-    def _raise_unreported(self, outcome: ReadResult | Exception) -> Outcome:
+    def _raise_unreported(self, outcome: ReadResult | Exception) -> ReadOutcome:
         """Return the outcome; raise it if it is an error that is not reported to the model."""
         if isinstance(outcome, ReadResult) or (self.on_failure == "tell" and isinstance(outcome, MemAgentError)):
             return outcome
@@ -200,7 +206,7 @@ class ReadLongDocument(BaseTool):
 
     def _make_reply(
         self,
-        pairs: list[tuple[str, Outcome]],
+        pairs: list[tuple[str, ReadOutcome]],
         document: DocumentRef | None,
         caller: CallingGraph,
         *,

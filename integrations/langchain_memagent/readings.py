@@ -25,7 +25,7 @@ MAX_QUOTES = 8
 MAX_QUOTE_LENGTH = 400
 """Characters of one quote that are shown to the model."""
 
-Outcome: TypeAlias = ReadResult | MemAgentError
+ReadOutcome: TypeAlias = ReadResult | MemAgentError
 """The result or the error of the read for one question."""
 Reading: TypeAlias = dict[str, Any]
 """The result for one question as JSON values: the values of `ReadResult.to_dict`, with
@@ -47,7 +47,7 @@ class ReadArtifact(TypedDict):
     """The reading for each question, in order."""
 
 
-def describe_reading(question: str, outcome: Outcome, *, can_continue: bool) -> Reading:
+def describe_reading(question: str, outcome: ReadOutcome, *, can_continue: bool) -> Reading:
     """Return an outcome as data. Finding the evidence reads chunks from the store.
 
     Args:
@@ -89,7 +89,7 @@ def find_unfinished_runs(state: Any, tool_name: str) -> dict[tuple[str, str], st
     return run_ids
 
 
-def format_for_model(outcomes: Sequence[tuple[str, Outcome]], *, can_continue: bool) -> str:
+def format_for_model(outcomes: Sequence[tuple[str, ReadOutcome]], *, can_continue: bool) -> str:
     """Return each question with its answer and evidence, or the reason why there is no answer."""
     sections = []
     for question_number, (question, outcome) in enumerate(outcomes, 1):
@@ -98,7 +98,7 @@ def format_for_model(outcomes: Sequence[tuple[str, Outcome]], *, can_continue: b
     return "\n\n".join(sections)
 
 
-def _format_outcome(outcome: Outcome, *, can_continue: bool) -> list[str]:
+def _format_outcome(outcome: ReadOutcome, *, can_continue: bool) -> list[str]:
     retry_hint = ["Ask the same question about the same document again to read on from there."] if can_continue else []
     if isinstance(outcome, MemAgentError):
         return [f"The read failed: {outcome}", *(retry_hint if outcome.run_id else [])]

@@ -27,7 +27,8 @@ def convert(source: SourceFile) -> Parts:
             f"the book {source.name} is encrypted", "Only the shop's own reader can open it.", kind="unsupported"
         )
     container = archive.read_required_xml("META-INF/container.xml")
-    package_path = next((get_attribute(node, "full-path") for node in iter_descendants(container, "rootfile")), "")
+    package_paths = (get_attribute(node, "full-path") for node in iter_descendants(container, "rootfile"))
+    package_path = next(filter(None, package_paths), "package document (.opf)")
     package_root = archive.read_required_xml(package_path)
     hrefs_by_id = {
         get_attribute(node, "id"): get_attribute(node, "href") for node in iter_descendants(package_root, "item")
@@ -36,7 +37,8 @@ def convert(source: SourceFile) -> Parts:
     if title:
         yield Block(title.strip() + BLOCK_SEPARATOR)
     for chapter_number, item_reference in enumerate(iter_descendants(package_root, "itemref"), 1):
-        member = archive.resolve_path(package_path, hrefs_by_id.get(get_attribute(item_reference, "idref"), ""))
+        chapter_id = get_attribute(item_reference, "idref")
+        member = archive.resolve_path(package_path, hrefs_by_id.get(chapter_id) or f"chapter {chapter_id}")
         chapter_content = archive.read(member)
         if not chapter_content:
             yield Omission("chapters that are missing", member, "Get the complete book.")

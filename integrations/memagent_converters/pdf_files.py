@@ -64,8 +64,8 @@ def convert(source: SourceFile) -> Parts:
     """
     document = _open_document(source)
     pages = _select_pages(source, len(document))
-    for page_count, page_index in enumerate(pages, 1):
-        if page_count % _MAX_PAGES_OPEN == 0:  # frees the fonts
+    for converted_count, page_index in enumerate(pages, 1):
+        if converted_count % _MAX_PAGES_OPEN == 0:  # frees the fonts
             document.close()
             document = _open_document(source)
         label = f"page {page_index + 1}"

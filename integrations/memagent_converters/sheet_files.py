@@ -24,6 +24,7 @@ _PAGE_HEADING: Final = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Head|Foot)er
 _HEADER_CODE: Final = re.compile(r'&(?:"[^"]*"|K[0-9A-F]{6}|\d+|.)')
 """Codes in the header or footer of a page: positions, fonts, and fields such as page numbers."""
 _FORMAT_LITERAL: Final = re.compile(r'"([^"]*)"|\[\$([^\]-]*)[^\]]*\]|\\(.)|\[[^\]]*\]|[_*].|[()]')
+_LITERAL_MARK: Final = "\ue000"
 _FORMAT_DIGITS: Final = re.compile(r"[#0?][#0?.,]*(?:E[+-]0+)?")
 
 
@@ -112,13 +113,15 @@ def _format_cell(value: Any, number_format: str) -> str:
         return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(" ")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    pattern = _FORMAT_LITERAL.sub(lambda match: match[1] or match[2] or match[3] or "", number_format.partition(";")[0])
+    literals = (match[1] or match[2] or match[3] or "" for match in _FORMAT_LITERAL.finditer(number_format))
+    pattern = _FORMAT_LITERAL.sub(_LITERAL_MARK, number_format).partition(";")[0]
     match = _FORMAT_DIGITS.search(pattern)
     if match is None or "/" in pattern or match[0].endswith(","):  # general, a fraction, or shown in thousands
         return _format_number(value)
     text = _format_number(value * 100 if "%" in pattern else value)
     digits = text.zfill(len(match[0])) if set(match[0]) == {"0"} else text
-    return pattern[: match.start()] + digits + pattern[match.end() :]
+    marked_text = pattern[: match.start()] + digits + pattern[match.end() :]
+    return re.sub(_LITERAL_MARK, lambda _: next(literals), marked_text)
 
 
 def _format_number(value: float) -> str:

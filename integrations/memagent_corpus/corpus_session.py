@@ -237,7 +237,7 @@ class CorpusSession:
         self._inputs = self._open_inputs()
         settings = options.make_settings()
         self._settings = settings if options.log else settings.replace(logprobs=False)
-        self._console.print_policy(self._settings.policy_reason)
+        self._console.print_note(self._settings.policy_reason)
         try:
             if options.estimate:
                 self._print_estimate(asyncio.run(self._estimate_corpus()), prices)

@@ -43,7 +43,7 @@ from memagent_mcp.tool_results import (
 MAX_QUESTIONS = 16
 """The maximum number of questions in a call. Each has its own memory and answer."""
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 Questions = Annotated[
     Annotated[list[str], Field(min_length=1, max_length=MAX_QUESTIONS)] | str,
     Field(description=f"What to find out: one question, or up to {MAX_QUESTIONS}, each answered separately."),
@@ -152,7 +152,7 @@ class Tools:
     ) -> Annotated[CallToolResult, Reading]:
         """Wait for a running read: one in the background, or one whose call timed out.
 
-        Returns the answer, or the progress if the time is over. Then call it again; the read continues in between.
+        Returns the answer, or the progress if there is none after `seconds`. The read goes on; call this again to wait.
         """
         read = self.active_reads.find(run_id)
         if read is None:
@@ -327,7 +327,7 @@ class _Progress:
         await self._context.report_progress(mean, 1.0, f"{self._name}: {step}{question}, {mean:.0%} read")
 
 
-async def shield_work(work: Coroutine[Any, Any, Result]) -> Result:
+async def shield_work(work: Coroutine[Any, Any, T]) -> T:
     """Await work. A cancellation cancels the work once, waits until it has ended, and is then raised.
 
     The SDK cancels a request through a scope that cancels every later await too. Without this, the last entries of a

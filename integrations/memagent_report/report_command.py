@@ -114,7 +114,7 @@ class ReportDocuments(ReaderOptions):
         questions = expand_questions(self.document_questions or ())
         documents = [Document.from_path(path, encoding=self.encoding) for path in self.documents]
         settings = self.make_settings()
-        console.print_policy(settings.policy_reason)
+        console.print_note(settings.policy_reason)
         limits = Limits(self.max_chunks, self.max_tokens_total, self.max_seconds)
         with console.show_status("loading the policy"):
             opened_reader = open_reader(self, settings)

@@ -113,17 +113,17 @@ class Console:
         self.as_json = as_json
         self.out = RichConsole(highlight=False, soft_wrap=True)
         self.err = RichConsole(stderr=True, highlight=False, soft_wrap=True)
-        self._shows_policy = not (as_json or quiet)
+        self._shows_notes = not (as_json or quiet)
         self._is_quiet = quiet or not self.err.is_terminal
         if quiet and logging.lastResort:  # the handler of last resort prints warnings
             logging.lastResort.setLevel(logging.ERROR)
         self.resume_command: str | None = None
         """The command that resumes the run; None until the run has begun."""
 
-    def print_policy(self, reason: str) -> None:
-        """Print the policy and the reason for its choice on standard error."""
-        if self._shows_policy:
-            self.err.print(f"[dim]{escape(reason)}[/]")
+    def print_note(self, note: str) -> None:
+        """Print a note on standard error, such as the policy and the reason for its choice."""
+        if self._shows_notes:
+            self.err.print(f"[dim]{escape(note)}[/]")
 
     def show_status(self, activity: str) -> AbstractContextManager[object]:
         """Return a context manager that shows an activity on a terminal while its body runs."""
@@ -232,7 +232,7 @@ class Console:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
         if error.run_id and self.resume_command and not isinstance(error, _NOT_RESUMABLE):
             position = "" if error.chunk_index is None else f" at chunk {error.chunk_index + 1}"
-            served_model = getattr(error, "served", "")
+            served_model = getattr(error, "served_model", "")
             command = f"{self.resume_command} --model {served_model}" if served_model else self.resume_command
             self.err.print(f"nothing is lost: the run stopped{position}; continue with: {escape(command)}")
 

@@ -107,7 +107,7 @@ class RunOptions:
             "; each such short chunk costs a call with the whole prompt" if tokens < _MIN_USUAL_CHUNK_TOKENS else ""
         )
         strategy = f"strategy {reader.strategy.name}{excerpt_note}"
-        console.print_policy(f"{strategy}; {tokens:,} tokens in a chunk{budget_note}")
+        console.print_note(f"{strategy}; {tokens:,} tokens in a chunk{budget_note}")
 
     def format_resume_command(self, run_id: str) -> str:
         """Return the command that continues a run (or the runs with a common prefix) with the same files."""
@@ -220,7 +220,7 @@ class Read(ReaderOptions, SamplingSettings, RunOptions):
             with console.show_status("reading the file"):
                 reference = await store.add_async(source)
             settings = self.make_settings()
-            console.print_policy(settings.policy_reason)
+            console.print_note(settings.policy_reason)
             with console.show_status("loading the policy"):
                 reader = open_reader(self, settings, store=store, is_logged=not self.no_log)
             async with reader:
@@ -314,7 +314,7 @@ class Resume(RunOptions):
             if open_questions := {*list_open_questions(log, read_id)} - {*run_ids}:
                 question_count = format_count(len(open_questions), "more question")
                 command = self.format_resume_command(read_id)
-                console.print_policy(f"{question_count} of the same read without an answer; for all: {command}")
+                console.print_note(f"{question_count} of the same read without an answer; for all: {command}")
             settings = self.change_settings(ReadSettings.from_log(log.get(run_id).settings, run_id))
             if self.strategy is None:
                 load_strategy(settings.strategy, allow_own_code=False)  # a log may come from others

@@ -120,7 +120,7 @@ def find_run(log: RunLog, name: str) -> str:
 
     if name != LATEST and list(log.runs(RunFilter(run_ids=[name]))):
         return name
-    selection = RunFilter(newest=1, is_own=True) if name == LATEST else RunFilter(run_id_begins=name, newest=_MAX_NAMES)
+    selection = RunFilter(newest=1, is_own=True) if name == LATEST else RunFilter(run_id_prefix=name, newest=_MAX_NAMES)
     run_ids = [record.run_id for record in log.runs(selection)]
     if len(run_ids) == 1:
         return run_ids[0]
@@ -159,7 +159,7 @@ def list_open_questions(log: RunLog, read_id: str) -> list[str]:
     """Return the unfinished runs with this prefix, in the order of their questions."""
     from memagent_graph.run_log import RunFilter
 
-    runs = log.runs(RunFilter(run_id_begins=f"{read_id}-", is_own=True))
+    runs = log.runs(RunFilter(run_id_prefix=f"{read_id}-", is_own=True))
     open_runs = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
     run_ids = [run_id for run_id in open_runs if _QUESTION_INDEX.fullmatch(run_id.removeprefix(f"{read_id}-"))]
     return sorted(run_ids, key=lambda run_id: (len(run_id), run_id))

@@ -308,7 +308,7 @@ def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str,
     )
 
 
-def _describe_id_count(totals: RunTotals) -> str:
+def _describe_ids(totals: RunTotals) -> str:
     """Return whether all, some or none of a run's conversations have token ids."""
     if totals.conversations == totals.with_ids > 0:
         return "yes"
@@ -345,7 +345,7 @@ def _make_table(records: Sequence[RunRecord], totals: Mapping[str, RunTotals], w
             "turns": f"{run_totals.conversations:,}",
             "tokens in": f"{run_totals.prompt_tokens:,}",
             "out": f"{run_totals.completion_tokens:,}",
-            "ids": _describe_id_count(run_totals),
+            "ids": _describe_ids(run_totals),
             "rewards": ", ".join(f"{name} {value:g}" for name, value in run_totals.rewards.items()),
         }
         row = (make_one_line(cells[name], _MAX_CELL_CHARS) for name in names[1:])

@@ -203,7 +203,8 @@ class OpenAICompatiblePolicy:
                         self._unsupported -= refused_fields
                         message, list_error = error.server_message, self.model_list_error
                         if list_error and self.name in message and not is_length_error(message):
-                            error.hint, error.served = f"{list_error.message}.", getattr(list_error, "served", "")
+                            error.hint = f"{list_error.message}."
+                            error.served_model = getattr(list_error, "served_model", "")
                         raise
                     continue
                 options = self._unsupported - {"max_tokens"}  # max_completion_tokens was sent in its place
@@ -365,7 +366,7 @@ def _choose_model(models: Sequence[Mapping[str, Any]], name: str | None, server:
         f"{server.base_url} does not serve {name!r}; it serves {listed_names or 'nothing'}",
         hint="Choose one of these with --model.",
     )
-    error.served = listed_names if len(names) == 1 else "NAME"
+    error.served_model = listed_names if len(names) == 1 else "NAME"
     raise error
 
 

@@ -184,7 +184,7 @@ class PolicyRequest:
         """Request one completion, and count it."""
         context, turn = self._context, self._step.processor_turn
         response_format = context.response_format if self._role.writes is Writes.ANSWER else None
-        schema = response_format.server_schema if response_format else None
+        schema = response_format.server_schema_json if response_format else None
         session = self._step.state["document"]["key"]
         self._sampling = _make_attempt_sampling(
             context.sampling, self._max_tokens, self._attempt_count, schema, session

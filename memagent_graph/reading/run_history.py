@@ -46,7 +46,7 @@ def make_result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: 
         strategy_fingerprint=context.strategy_fingerprint,
         trace=trace,
         store_root=context.store.root,
-        value=response_format.value(state.get("answer")) if response_format else None,
+        value=response_format.parse_value(state.get("answer")) if response_format else None,
         response_format=response_format.schema if response_format else None,
     )
 

@@ -237,7 +237,7 @@ class ReaderContext:
     @property
     def schema(self) -> str:
         """The schema of a structured answer, as prompts show it; empty if the answer is not structured."""
-        return self.response_format.text if self.response_format else ""
+        return self.response_format.schema_json if self.response_format else ""
 
     def count_shown_tokens(self, text: str) -> int:
         """Return the number of a text's tokens in a prompt, where parts of it may be escaped."""

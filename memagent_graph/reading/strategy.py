@@ -52,10 +52,10 @@ class Strategy(ABC):
     roles: ClassVar[tuple[Role, ...]] = ()
     """All roles that the steps use."""
     state: ClassVar[type] = ReaderState
-    """The class of the state: a TypedDict that extends `ReaderState` or `SequentialState`. A resumed run has its texts,
-    numbers, dates, lists and dicts again, and sets of texts, numbers and dates; other sets become lists, and messages
-    and objects of your own classes plain values. A state of more than 128 KiB needs texts as the keys of its dicts, and
-    at most 6 objects inside each other. Arrays of NumPy are refused."""
+    """The class of the state: a TypedDict that extends `ReaderState` or `SequentialState`. After a resume, strings,
+    numbers, dates, lists, dicts, and sets of strings, numbers or dates are unchanged; other sets are lists, and
+    messages and objects of your own classes are plain values. A state of more than 128 KiB needs texts as the keys of
+    its dicts, and at most 6 objects inside each other. Arrays of NumPy are refused."""
     continues_after: ClassVar[str] = OPEN_DOCUMENT
     """The node after which a run that was stopped at a limit continues."""
     uses_previous_calls: ClassVar[bool] = False

@@ -44,7 +44,7 @@ def with_response_format(context: ReaderContext, source: ResponseFormatSource | 
     if not context.trained_prompts_only:
         prompts = _with_schema(prompts)
         budget, count = context.budget, context.tokenizer.count
-        schema_tokens = count(prompts.neutralise(response_format.text))
+        schema_tokens = count(prompts.neutralise(response_format.schema_json))
         lengths = {"schema": schema_tokens, "reply": budget.answer_tokens, "error": ERROR_TOKENS}
         require_room((ANSWER, REPAIR), prompts, budget, count, **lengths)
         # The fields with descriptions, only their names, or "": the first that fits half of the question budget.

@@ -67,7 +67,7 @@ def test_only_the_answer_is_guided_by_the_schema(server, random_policy, tmp_path
 
 def test_the_same_policy_writes_no_json_without_guided_decoding(server) -> None:
     response_format = ResponseFormat.of(Lighthouse)
-    prompt = [Message(role="user", content=f"Who built the lighthouse? Reply with JSON: {response_format.text}")]
+    prompt = [Message(role="user", content=f"Who built the lighthouse? Reply with JSON: {response_format.schema_json}")]
 
     async def ask(schema: str | None) -> str:
         policy = OpenAICompatiblePolicy(base_url=server.base_url)
@@ -78,5 +78,5 @@ def test_the_same_policy_writes_no_json_without_guided_decoding(server) -> None:
         return completion.text
 
     assert isinstance(response_format.parse(asyncio.run(ask(None))), str)
-    guided_reply = asyncio.run(ask(response_format.server_schema))
-    assert isinstance(response_format.value(guided_reply), Lighthouse)
+    guided_reply = asyncio.run(ask(response_format.server_schema_json))
+    assert isinstance(response_format.parse_value(guided_reply), Lighthouse)

@@ -53,7 +53,7 @@ FILING = '{"company": "Acme", "signed": "2024-05-01", "people": [{"name": "Ann",
         f"```json\n{FILING}\n```",
         f"Here is the answer:\n\n{FILING}\n\nI hope that [this] helps {{you}}.",
         f"\\boxed{{{FILING}}}",
-        f'First {{"company": "Draft", "signed": "2020-01-01"}}, but no: {FILING}',
+        f'First {{"company": "Draft", "signed": "2020-01-01", "parts": {[[]] * 300}}}, but no: {FILING}',
     ],
 )
 def test_the_last_matching_value_of_a_reply_is_its_answer(reply) -> None:
@@ -117,11 +117,11 @@ def test_the_schema_for_servers_has_a_valid_name_and_is_strict_only_if_it_can_be
         model_config = ConfigDict(extra="forbid")
         key: int
 
-    schema = json.loads(ResponseFormat.of(Strict).server_schema)
+    schema = json.loads(ResponseFormat.of(Strict).server_schema_json)
     assert (schema["name"], schema["strict"]) == ("Strict", True)
     for source in (Filing, {"additionalProperties": False, "properties": {"key": {}}}, {"properties": {}}):
-        assert "strict" not in json.loads(ResponseFormat.of(source).server_schema)
-    assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Keys & kinds!"}).server_schema)["name"] == "Keys_kinds"
+        assert "strict" not in json.loads(ResponseFormat.of(source).server_schema_json)
+    assert json.loads(ResponseFormat.of({**SCHEMA, "title": "Key & kind!"}).server_schema_json)["name"] == "Key_kind"
 
 
 def test_a_schema_in_the_format_of_servers_is_accepted_and_equal_schemas_have_equal_fingerprints() -> None:

@@ -102,7 +102,7 @@ class Demo:
                 strategy=self.strategy,
                 on_invented=self.on_invented,
             ).resolve()
-            console.print_policy(settings.policy_reason)
+            console.print_note(settings.policy_reason)
             asyncio.run(run_demo(settings, Path(folder)))
 
 

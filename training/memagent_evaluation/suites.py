@@ -18,7 +18,7 @@ from memagent_evaluation.result_table import ResultRow
 from memagent_evaluation.samples import LengthUnit
 from memagent_evaluation.score_statistics import Estimate
 from memagent_evaluation.standings import compute_accuracy
-from memagent_evaluation.tasks.needles import SHAPES
+from memagent_evaluation.tasks.needles import NEEDLE_CONFIGS
 
 _SUITE_METRIC: Final = "string_match"
 """The score whose means are published."""
@@ -35,8 +35,8 @@ class SuiteScore:
     """None if the system was not asked all tasks equally often, or no document fitted."""
 
 
-_MEMAGENT_TASKS: Final = (*SHAPES, "vt", "fwe")
-_RULER_TASKS: Final = (*SHAPES, "vt", "cwe", "fwe", "qa_1", "qa_2")
+_MEMAGENT_TASKS: Final = (*NEEDLE_CONFIGS, "vt", "fwe")
+_RULER_TASKS: Final = (*NEEDLE_CONFIGS, "vt", "cwe", "fwe", "qa_1", "qa_2")
 _AGGREGATES: Final = {
     "RULER, mean of 13 tasks": _RULER_TASKS,
     "RULER as MemAgent reports it, mean of 10 tasks": _MEMAGENT_TASKS,

@@ -49,13 +49,13 @@ _RUN_PAGE_HEADERS: Final = {**_PAGE_HEADERS, "Content-Security-Policy": "frame-a
 T = TypeVar("T")
 
 
-class SignIn(msgspec.Struct, forbid_unknown_fields=True):
+class SignInRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Sign in with the token of the start-up message, or with a key."""
 
     token: str
 
 
-class NewReads(msgspec.Struct, forbid_unknown_fields=True):
+class NewReadsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Read files for one or more questions; each question is a separate read."""
 
     files: list[str]
@@ -63,7 +63,7 @@ class NewReads(msgspec.Struct, forbid_unknown_fields=True):
     read_again: bool = False
 
 
-class Edit(msgspec.Struct, forbid_unknown_fields=True):
+class EditRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Replace a memory."""
 
     chunk: int
@@ -72,13 +72,13 @@ class Edit(msgspec.Struct, forbid_unknown_fields=True):
     branch: str = ""
 
 
-class AskNow(msgspec.Struct, forbid_unknown_fields=True):
+class AnswerRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Ask from the current memory."""
 
     question: str
 
 
-class Thumb(msgspec.Struct, forbid_unknown_fields=True):
+class RatingRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Judge an answer."""
 
     up: bool
@@ -130,7 +130,7 @@ class LivePage:
         return Response(text, media_type=f"{media_type}; charset=utf-8", headers=_FILE_HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, SignIn, _MAX_SIGN_IN_BYTES)
+        body = await _parse_body(self.resources, request, SignInRequest, _MAX_SIGN_IN_BYTES)
         return self.sessions.sign_in(body.token, request.scope)
 
     async def _describe_session(self, request: Request) -> Response:
@@ -147,7 +147,7 @@ class LivePage:
         return _make_json_response({"id": file.id, "text_bytes": document["size"]})
 
     async def _start_reads(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, NewReads)
+        body = await _parse_body(self.resources, request, NewReadsRequest)
         if len(body.questions) > _MAX_QUESTIONS or len(body.files) > _MAX_FILES:
             limits = f"at most {_MAX_QUESTIONS} questions and {_MAX_FILES} files are allowed at once"
             raise make_bad_request_error(f"{limits}, got {len(body.questions)} and {len(body.files)}", "questions")
@@ -183,17 +183,17 @@ class LivePage:
         return Response(status_code=204)
 
     async def _edit(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, Edit)
+        body = await _parse_body(self.resources, request, EditRequest)
         await self._live.edit(*_get_owner_and_run_id(request), body.chunk, body.branch, body.before, body.text)
         return Response(status_code=204)
 
     async def _answer(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, AskNow)
+        body = await _parse_body(self.resources, request, AnswerRequest)
         answer = await self._live.answer_now(*_get_owner_and_run_id(request), body.question)
         return _make_json_response({"answer": answer.answer, "memory": answer.memory})
 
     async def _judge(self, request: Request) -> Response:
-        body = await _parse_body(self.resources, request, Thumb)
+        body = await _parse_body(self.resources, request, RatingRequest)
         await self._live.judge(*_get_owner_and_run_id(request), up=body.up)
         return Response(status_code=204)
 

@@ -84,7 +84,7 @@ def test_twenty_runs_are_listed_by_default(log) -> None:
 def test_runs_can_be_filtered(log, options, expected) -> None:
     write_run(log, "a")
     write_run(log, "b", stop_reason="max_chunks", policy="Qwen3-4B")
-    write_run(log, "c", stop_reason=None, name="Tale.pdf")
+    write_run(log, "c", stop_reason=None, name="Étude.pdf")
     log.reward("a", 1.0, name="exact")
     values = json.loads(memagent("runs", *options, "--json").stdout)
     assert [run["run_id"] for run in values["runs"]] == expected

@@ -7,11 +7,11 @@ from support.made_tokenizers import TOKENIZER_KINDS
 
 from memagent_evaluation.tasks import TaskSettings, load_task
 from memagent_evaluation.tasks.lists import LIST_TASK_NAMES
-from memagent_evaluation.tasks.needles import SHAPES
+from memagent_evaluation.tasks.needles import NEEDLE_CONFIGS
 from memagent_graph.errors import EvaluationError
 from memagent_graph.tokenizers.loading import load_tokenizer
 
-GENERATED_TASKS = (*(*SHAPES, "vt", *LIST_TASK_NAMES, "english_hop_2", "state_3"),)
+GENERATED_TASKS = (*(*NEEDLE_CONFIGS, "vt", *LIST_TASK_NAMES, "english_hop_2", "state_3"),)
 LONGEST_UNIT_TOKENS = 400
 """The tokens of the longest sentence, which has 600 characters."""
 
@@ -75,7 +75,7 @@ def test_length_holds_when_text_suddenly_needs_more_tokens(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("name", [*SHAPES, "english_fact", "english_hop_2_backward", "english_list", "state_3"])
+@pytest.mark.parametrize("name", [*NEEDLE_CONFIGS, "english_fact", "english_hop_2_backward", "english_list", "state_3"])
 def test_consecutive_samples_ask_different_questions_on_one_document(name, small):
     tokenizer = load_tokenizer("embedded")
     task = load_task(name, TaskSettings(tokenizer, questions_per_document=2, small=small))

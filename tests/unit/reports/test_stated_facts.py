@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent_report.stated_facts import extract_facts, normalise_text
+from memagent_report.stated_facts import extract_facts, normalise_typography
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_month_is_within_a_date_of_that_month_only() -> None:
 
 
 def test_may_is_a_month_only_in_a_date() -> None:
-    assert extract_facts("Members may 3 times a year ask").dates == ()
+    assert extract_facts("Members may 3 times a year ask, and 12 may vote").dates == ()
     assert [date.month for date in extract_facts("It was on 3 May 2020").dates] == [5]
 
 
@@ -75,13 +75,13 @@ def test_names_have_a_capital_letter_within_a_sentence_or_digits() -> None:
 
 
 def test_quotation_marks_dashes_and_spaces_are_normalised() -> None:
-    assert normalise_text("\u201cA\u00a0 b\u201d \u2013\n it\u2019s") == '"A b" - it\'s'
-    assert normalise_text("\ufb01ne\u200b") == "fine"
+    assert normalise_typography("\u201cA\u00a0 b\u201d \u2013\n it\u2019s") == '"A b" - it\'s'
+    assert normalise_typography("\ufb01ne\u200b") == "fine"
 
 
 @given(st.text())
 def test_facts_of_any_text_have_valid_positions(text: str) -> None:
     facts = extract_facts(text)
-    assert normalise_text(facts.text) == facts.text
+    assert normalise_typography(facts.text) == facts.text
     for fact in (*facts.numbers, *facts.dates, *facts.words):
         assert 0 <= fact.start < fact.end <= len(facts.text)

@@ -168,8 +168,8 @@ def test_row_log_probs_equal_those_of_the_saved_folder(trainings) -> None:
     (training, output), *_ = trainings.values()
     rows = [IdRow((5,), (7, 9, 11)), IdRow((5,), (3, 4))]
     training.trainer.save_model(str(output / "saved"))
-    assert training.trainer.row_logprobs is not None
-    logprobs, expected = training.trainer.row_logprobs(rows), score_with_folder(output / "saved", rows)
+    assert training.trainer.row_scorer is not None
+    logprobs, expected = training.trainer.row_scorer(rows), score_with_folder(output / "saved", rows)
     assert [len(row) for row in logprobs] == [3, 2]
     assert logprobs == [pytest.approx(row, abs=1e-5) for row in expected]
 

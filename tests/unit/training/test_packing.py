@@ -300,9 +300,9 @@ def test_splitting_padding_and_ranks_do_not_change_gradients(
     sums = []
     for micro_batch in itertools.chain(*plan.micro_batches):
         rows_of_batch = [conversations[number] for number in micro_batch.rows]
-        batch = lay_out([*rows_of_batch, *[padding_row] * micro_batch.padding_rows], layout, pad_id=0)
+        batch = lay_out([*rows_of_batch, *[padding_row] * micro_batch.padding_row_count], layout, pad_id=0)
         assert batch.input_ids_SN.numel() == micro_batch.tokens
-        weights = torch.tensor([*(number + 1.0 for number in micro_batch.rows), *[0.0] * micro_batch.padding_rows])
+        weights = torch.tensor([*(number + 1.0 for number in micro_batch.rows), *[0.0] * micro_batch.padding_row_count])
         sums.append((score_completions(llama, batch).logprobs_BT * weights[:, None]).sum())
     expected, _ = score_rows_separately(llama, conversations)
     expected_sum = (expected * torch.arange(1.0, len(rows) + 1)[:, None]).sum()

@@ -35,16 +35,16 @@ def get_ids(row):
     return row.conversation.prompt_ids_P + row.conversation.completion_ids_T
 
 
-def count_tokens(layout, rows, padding_rows):
+def count_tokens(layout, rows, padding_row_count):
     """Count the tokens of a micro-batch independently of the planner."""
     if layout is Layout.PADDED:
         prompts = [len(row.conversation.prompt_ids_P) for row in rows] or [1]
         completions = [len(row.conversation.completion_ids_T) for row in rows] or [1]
-        return (len(rows) + padding_rows) * (max(prompts) + max(completions))
+        return (len(rows) + padding_row_count) * (max(prompts) + max(completions))
     if layout is Layout.PACKED:
-        return sum(len(get_ids(row)) for row in rows) + PADDING_ROW_TOKENS * padding_rows
+        return sum(len(get_ids(row)) for row in rows) + PADDING_ROW_TOKENS * padding_row_count
     nodes = {tuple(get_ids(row)[: end + 1]) for row in rows for end in range(len(get_ids(row)))}
-    return len(nodes) + (PADDING_ROW_TOKENS if padding_rows else 0)
+    return len(nodes) + (PADDING_ROW_TOKENS if padding_row_count else 0)
 
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -73,10 +73,10 @@ def test_plan_has_every_row_once_with_equal_counts_within_the_budget(rows, ranks
     assert Counter(index for batch in batches for index in batch.rows) == Counter(range(len(rows)))
     assert len(plan.micro_batches) == ranks
     for position in zip(*plan.micro_batches, strict=True):
-        assert len({len(batch.rows) + batch.padding_rows for batch in position}) == 1
+        assert len({len(batch.rows) + batch.padding_row_count for batch in position}) == 1
         assert any(batch.rows for batch in position)
     for batch in batches:
-        assert batch.tokens == count_tokens(layout, [rows[index] for index in batch.rows], batch.padding_rows)
+        assert batch.tokens == count_tokens(layout, [rows[index] for index in batch.rows], batch.padding_row_count)
         assert batch.tokens <= budget
     assert not rows or 0 <= compute_idle_share(plan) < 1
     assert 0 <= plan.padding_tokens <= plan.forwarded_tokens

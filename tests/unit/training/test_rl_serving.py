@@ -49,7 +49,7 @@ class FakeSync:
         self.versions: list[str] = []
         self.readers = 0
 
-    async def sync(self, policy: Path, version: str, logprobs: Any = None) -> ServedPolicy:
+    async def sync(self, policy: Path, version: str, score_rows: Any = None) -> ServedPolicy:
         assert self.readers == 0
         self.versions.append(version)
         return ServedPolicy("policy", version, SyncMethod.RELOAD, 0.1, 1e-5)

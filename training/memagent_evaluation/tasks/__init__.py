@@ -22,7 +22,7 @@ from memagent_evaluation.samples import Task, TaskSettings
 from memagent_evaluation.tasks.english import ENGLISH, EnglishTask, make_english_task
 from memagent_evaluation.tasks.generated import GeneratedTask
 from memagent_evaluation.tasks.lists import LIST_TASK_NAMES, make_list_task
-from memagent_evaluation.tasks.needles import SHAPES, make_needle_task, make_variables_task
+from memagent_evaluation.tasks.needles import NEEDLE_CONFIGS, make_needle_task, make_variables_task
 from memagent_evaluation.tasks.passages import PASSAGE_TASKS, load_passage_task
 from memagent_evaluation.tasks.state_tracking import STATE_TASK_NAMES, StateTask, make_state_task
 from memagent_graph.errors import EvaluationError, StrategyError
@@ -33,7 +33,7 @@ from memagent_graph.strategies import convert_options, split_options
 __all__ = ["TaskSettings", "find_data_files", "list_task_options", "list_tasks", "load_task"]
 
 _GENERATED_TASKS: dict[str, Callable[[str, TaskSettings], GeneratedTask]] = {
-    **dict.fromkeys(SHAPES, make_needle_task),
+    **dict.fromkeys(NEEDLE_CONFIGS, make_needle_task),
     "vt": make_variables_task,
     **dict.fromkeys(LIST_TASK_NAMES, make_list_task),
     **dict.fromkeys(PASSAGE_TASKS, load_passage_task),

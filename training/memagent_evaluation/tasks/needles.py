@@ -1,15 +1,14 @@
 """RULER's eight needle tasks and variable tracking: values under keys, hidden in noise, in prose, or among others.
 
 The small variants ask for facts of the embedded policy's kind (`planted_facts`), with entities and values of the
-held-out split: numbers of four to seven digits. The first five are "special magic numbers" of an
-adjective and a noun; `niah_single_3` and `niah_multikey_3`, which have UUIDs at full size, draw any attribute and
-entity. `niah_multivalue` has two values instead of four, `niah_multiquery` two questions instead of four, each in a
-form that the policy knows.
+held-out split: numbers of four to seven digits. Six tasks ask for "special magic numbers" of an adjective and a noun;
+`niah_single_3` and `niah_multikey_3`, which have UUIDs at full size, draw any attribute and entity. `niah_multivalue`
+has two values instead of four, `niah_multiquery` two questions instead of four, each in a form that the policy knows.
 
-Variable tracking passes a value from variable to variable, in noise; the answer is all their names. One chain of four
-hops: five variables of five capitals, the first with a value of five digits. Before the text is a worked example of the
-same kind, with some 500 tokens, or half as many below 4096 tokens. The small variant has two hops, three variables of
-three capitals, and no example, because its lengths are too small.
+Variable tracking passes a value from variable to variable, in noise; the answer is the names of all of them. There is
+one chain of four hops, so five variables, each of five capital letters; the value has five digits. Before the text is a
+worked example of the same kind, with some 500 tokens, or half as many below 4096 tokens. The small variant has two
+hops, three variables of three capitals, and no example, because its lengths are too small.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from memagent_evaluation.tasks.placements import Haystack, Insertion
 from memagent_graph.errors import EvaluationError, load_extra
 
 
-class Hay(StrEnum):
+class HaystackKind(StrEnum):
     """The text around the needles."""
 
     NOISE = "noise"
@@ -43,7 +42,7 @@ class Hay(StrEnum):
     """Lines of the same form as needles, with other keys."""
 
 
-class KeyKind(StrEnum):
+class StringKind(StrEnum):
     """The kinds of keys and values."""
 
     WORDS = "word"
@@ -54,29 +53,29 @@ class KeyKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NeedleConfig:
     """One row of RULER's table."""
 
-    hay: Hay
+    haystack_kind: HaystackKind
     key_count: int = 1
     """The number of keys in the text, without those of the haystack."""
     value_count: int = 1
     """The number of values per key."""
     queried_count: int = 1
     """The number of keys that the question asks about."""
-    key_kind: KeyKind = KeyKind.WORDS
-    value_kind: KeyKind = KeyKind.NUMBERS
+    key_kind: StringKind = StringKind.WORDS
+    value_kind: StringKind = StringKind.NUMBERS
 
 
-SHAPES = {
-    "niah_single_1": Shape(Hay.NOISE),
-    "niah_single_2": Shape(Hay.PROSE),
-    "niah_single_3": Shape(Hay.PROSE, value_kind=KeyKind.UUIDS),
-    "niah_multikey_1": Shape(Hay.PROSE, key_count=4),
-    "niah_multikey_2": Shape(Hay.NEEDLES),
-    "niah_multikey_3": Shape(Hay.NEEDLES, key_kind=KeyKind.UUIDS, value_kind=KeyKind.UUIDS),
-    "niah_multivalue": Shape(Hay.PROSE, value_count=4),
-    "niah_multiquery": Shape(Hay.PROSE, key_count=4, queried_count=4),
+NEEDLE_CONFIGS = {
+    "niah_single_1": NeedleConfig(HaystackKind.NOISE),
+    "niah_single_2": NeedleConfig(HaystackKind.PROSE),
+    "niah_single_3": NeedleConfig(HaystackKind.PROSE, value_kind=StringKind.UUIDS),
+    "niah_multikey_1": NeedleConfig(HaystackKind.PROSE, key_count=4),
+    "niah_multikey_2": NeedleConfig(HaystackKind.NEEDLES),
+    "niah_multikey_3": NeedleConfig(HaystackKind.NEEDLES, key_kind=StringKind.UUIDS, value_kind=StringKind.UUIDS),
+    "niah_multivalue": NeedleConfig(HaystackKind.PROSE, value_count=4),
+    "niah_multiquery": NeedleConfig(HaystackKind.PROSE, key_count=4, queried_count=4),
 }
 
 _ANSWER_TOKENS = 128
@@ -104,28 +103,28 @@ class _Key:
 class _RulerKeys:
     """Draws keys and values of RULER's kinds that are not in `used_texts`."""
 
-    def __init__(self, shape: Shape, rng: random.Random) -> None:
-        self._shape = shape
+    def __init__(self, config: NeedleConfig, rng: random.Random) -> None:
+        self._config = config
         self._rng = rng
 
     def draw_key(self, value_count: int, used_texts: Container[str]) -> _Key:
-        name = self._draw(self._shape.key_kind, used_texts)
+        name = self._draw(self._config.key_kind, used_texts)
         key_values: list[str] = []
         while len(key_values) < value_count:
-            value = self._draw(self._shape.value_kind, used_texts)
+            value = self._draw(self._config.value_kind, used_texts)
             if value not in (name, *key_values):
                 key_values.append(value)
-        kind = self._shape.value_kind
+        kind = self._config.value_kind
         statements = [MAGIC_STATEMENT.format(plural=f"{kind}s", entity=name, value=value) for value in key_values]
         verb = f"is the special magic {kind}" if value_count == 1 else f"are all the special magic {kind}s"
         question = f"What {verb} for {name} mentioned in the provided text?"
         return _Key(name, tuple(key_values), tuple(statements), question)
 
-    def _draw(self, kind: KeyKind, used_texts: Container[str]) -> str:
+    def _draw(self, kind: StringKind, used_texts: Container[str]) -> str:
         while True:
-            if kind is KeyKind.WORDS:
+            if kind is StringKind.WORDS:
                 key = draw_word_pair(self._rng)
-            elif kind is KeyKind.NUMBERS:
+            elif kind is StringKind.NUMBERS:
                 key = str(self._rng.randrange(10**6, 10**7))
             else:
                 key = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
@@ -136,9 +135,9 @@ class _RulerKeys:
 class _SmallKeys:
     """Draws facts in a form that the embedded policy can read, from the split that it was not trained on."""
 
-    def __init__(self, shape: Shape, rng: random.Random) -> None:
+    def __init__(self, config: NeedleConfig, rng: random.Random) -> None:
         self._facts = PlantedFacts(rng, held_out=True, number_fraction=1.0)
-        self._draws_any_attribute = shape.value_kind is KeyKind.UUIDS
+        self._draws_any_attribute = config.value_kind is StringKind.UUIDS
 
     def draw_key(self, value_count: int, used_texts: Container[str]) -> _Key:
         for _ in range(_MAX_KEY_DRAWS):
@@ -166,12 +165,12 @@ class NeedleTask(GeneratedTask):
     """One of RULER's needle tasks.
 
     Attributes:
-        shape: the row of RULER's table.
+        needle_config: the row of RULER's table.
     """
 
     shares_documents: ClassVar[bool] = True
 
-    shape: Shape
+    needle_config: NeedleConfig
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length.
@@ -185,13 +184,14 @@ class NeedleTask(GeneratedTask):
         key_source = self._make_key_source(rng)
         used_texts: set[str] = set()
         keys: list[_Key] = []
-        for _ in range(self.settings.questions_per_document * self.shape.key_count):
-            key = key_source.draw_key(self.shape.value_count, used_texts)
+        for _ in range(self.settings.questions_per_document * self.needle_config.key_count):
+            key = key_source.draw_key(self.needle_config.value_count, used_texts)
             used_texts |= {key.name, *key.values}
             keys.append(key)
-        groups = [keys[start : start + self.shape.queried_count] for start in range(0, len(keys), self.shape.key_count)]
+        group_starts = range(0, len(keys), self.needle_config.key_count)
+        groups = [keys[start : start + self.needle_config.queried_count] for start in group_starts]
         queried_keys = groups[question_index]
-        statement_count = len(keys) * self.shape.value_count
+        statement_count = len(keys) * self.needle_config.value_count
         depths = iter(rng.sample(DEPTHS * math.ceil(statement_count / len(DEPTHS)), statement_count))
         insertions = [
             Insertion(statement, next(depths), value if key in queried_keys else None)
@@ -204,12 +204,12 @@ class NeedleTask(GeneratedTask):
         return self.lay_out_sample(length, index, questions[question_index], gold, haystack, insertions, questions)
 
     def _make_key_source(self, rng: random.Random) -> _RulerKeys | _SmallKeys:
-        return (_SmallKeys if self.settings.small else _RulerKeys)(self.shape, rng)
+        return (_SmallKeys if self.settings.small else _RulerKeys)(self.needle_config, rng)
 
     def _make_haystack(self, length: int, document_index: int, used_texts: frozenset[str]) -> Haystack:
-        if self.shape.hay is Hay.NOISE:
+        if self.needle_config.haystack_kind is HaystackKind.NOISE:
             return haystacks.make_noise_haystack()
-        if self.shape.hay is Hay.PROSE:
+        if self.needle_config.haystack_kind is HaystackKind.PROSE:
             return haystacks.make_prose_haystack(
                 self.settings.haystack, self.make_sample_rng(length, document_index, "prose")
             )
@@ -227,22 +227,23 @@ class NeedleTask(GeneratedTask):
         if self.settings.small:
             return " ".join(key.question for key in queried_keys)
         names = ", ".join(key.name for key in queried_keys[:-1]) + f" and {queried_keys[-1].name}"
-        return f"What are all the special magic {self.shape.value_kind}s for {names} mentioned in the provided text?"
+        kind = self.needle_config.value_kind
+        return f"What are all the special magic {kind}s for {names} mentioned in the provided text?"
 
 
 def make_needle_task(name: str, settings: TaskSettings) -> NeedleTask:
-    """Return the task of one of `SHAPES`."""
-    shape, answer_tokens = SHAPES[name], _ANSWER_TOKENS
+    """Return the task of one of `NEEDLE_CONFIGS`."""
+    config, answer_tokens = NEEDLE_CONFIGS[name], _ANSWER_TOKENS
     if settings.small:
         answer_tokens = SMALL_ANSWER_TOKENS
-        queried_count = min(shape.queried_count, _MAX_SMALL_COUNT)
-        shape = replace(
-            shape,
-            key_count=queried_count if shape.queried_count > 1 else shape.key_count,
-            value_count=min(shape.value_count, _MAX_SMALL_COUNT),
+        queried_count = min(config.queried_count, _MAX_SMALL_COUNT)
+        config = replace(
+            config,
+            key_count=queried_count if config.queried_count > 1 else config.key_count,
+            value_count=min(config.value_count, _MAX_SMALL_COUNT),
             queried_count=queried_count,
         )
-    return NeedleTask(name=name, settings=settings, answer_tokens=answer_tokens, shape=shape)
+    return NeedleTask(name=name, settings=settings, answer_tokens=answer_tokens, needle_config=config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

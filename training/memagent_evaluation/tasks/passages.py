@@ -54,7 +54,7 @@ class PassagesTask(GeneratedTask):
         """
         rng = self.make_sample_rng(length, index)
         record = self._get_record(index)
-        gold = [
+        gold_insertions = [
             Insertion(paragraph.text_with_title, rng.random(), record.find_evidence(paragraph))
             for paragraph in record.gold
         ]
@@ -62,15 +62,17 @@ class PassagesTask(GeneratedTask):
         distractors = [paragraph for paragraph in dict.fromkeys(record.distractors) if paragraph.text not in gold_texts]
         rng.shuffle(distractors)
         if self.unit is LengthUnit.PASSAGES:
-            return self._sample_by_passages(length, index, record, gold, distractors)
+            return self._sample_by_passages(length, index, record, gold_insertions, distractors)
         budget = self.compute_document_budget(length, record.question) - self._count_tokens(
-            [paragraph.text for paragraph in gold]
+            [insertion.text for insertion in gold_insertions]
         )
         distractors = self._take_fitting(distractors, _MAX_DISTRACTOR_FRACTION * budget)
-        decoys = [Insertion(paragraph.text_with_title, rng.random()) for paragraph in distractors]
+        distractor_insertions = [Insertion(paragraph.text_with_title, rng.random()) for paragraph in distractors]
         used_texts = frozenset(gold_texts | {paragraph.text for paragraph in distractors})
         haystack = Haystack(partial(self._iter_other_passages, length, index, used_texts), _format_passage)
-        return self.lay_out_sample(length, index, record.question, record.answers, haystack, [*gold, *decoys])
+        return self.lay_out_sample(
+            length, index, record.question, record.answers, haystack, [*gold_insertions, *distractor_insertions]
+        )
 
     def count(self, length: int) -> int:
         """Return how many samples there are of any length: one for each question."""
@@ -82,12 +84,12 @@ class PassagesTask(GeneratedTask):
         return self._get_record(index).question
 
     def _sample_by_passages(
-        self, length: int, index: int, record: QARecord, gold: list[Insertion], distractors: list[Paragraph]
+        self, length: int, index: int, record: QARecord, gold_insertions: list[Insertion], distractors: list[Paragraph]
     ) -> Sample:
-        if length < len(gold):
-            raise self.make_length_error(length, len(gold) - length)
-        distractors = distractors[: length - len(gold)]
-        other_count = length - len(gold) - len(distractors)
+        if length < len(gold_insertions):
+            raise self.make_length_error(length, len(gold_insertions) - length)
+        distractors = distractors[: length - len(gold_insertions)]
+        other_count = length - len(gold_insertions) - len(distractors)
         used_texts = frozenset({paragraph.text for paragraph in (*record.gold, *distractors)})
         if other_count and other_count > (
             available := sum(paragraph.text not in used_texts for paragraph in self.paragraphs)
@@ -97,7 +99,7 @@ class PassagesTask(GeneratedTask):
                 hint="Ask for fewer, or give a data file with more questions, such as the training split.",
             )
         rng = self.make_sample_rng(length, index, "places")
-        insertions = [*gold, *(Insertion(paragraph.text_with_title, 0.0) for paragraph in distractors)]
+        insertions = [*gold_insertions, *(Insertion(paragraph.text_with_title, 0.0) for paragraph in distractors)]
         positions = sorted(rng.sample(range(length), len(insertions)))
         rng.shuffle(insertions)
         slots = tuple(position - insertions_before for insertions_before, position in enumerate(positions))

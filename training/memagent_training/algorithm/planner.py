@@ -52,7 +52,7 @@ class PlannedMicroBatch:
     """The rows that one rank forwards at once, by index, and the number of padding rows after them."""
 
     rows: tuple[int, ...]
-    padding_rows: int
+    padding_row_count: int
     tokens: int
     """Tokens forwarded, padding and padding rows included."""
 
@@ -81,7 +81,9 @@ class StepPlan:
         """Forwarded tokens that belong to no row. In a prefix tree, only padding rows are padding."""
         if self.layout is Layout.PADDED:
             return self.forwarded_tokens - self.row_tokens
-        return sum(_count_padding(self.layout, batch.padding_rows) for rank in self.micro_batches for batch in rank)
+        return sum(
+            _count_padding_tokens(self.layout, batch.padding_row_count) for rank in self.micro_batches for batch in rank
+        )
 
 
 def plan_step(rows: Sequence[TrainingRow], *, ranks: int, token_budget: int, layout: Layout) -> StepPlan:
@@ -167,14 +169,14 @@ class _RowLengths:
                 self.shared_tokens[index] = count_shared_tokens(previous, current)
                 previous = current
 
-    def count_tokens(self, batch: Sequence[int], padding_rows: int = 0) -> int:
+    def count_tokens(self, batch: Sequence[int], padding_row_count: int = 0) -> int:
         """Return the forwarded tokens of a micro-batch; in a prefix tree, its rows must be neighbours."""
         if self.layout is Layout.PADDED:
             longest_prompt = max((self.prompt_lengths[row] for row in batch), default=1)
             longest_completion = max((self.completion_lengths[row] for row in batch), default=1)
-            return (len(batch) + padding_rows) * (longest_prompt + longest_completion)
+            return (len(batch) + padding_row_count) * (longest_prompt + longest_completion)
         row_tokens = sum(self.totals[row] for row in batch) - sum(self.shared_tokens[row] for row in batch[1:])
-        return row_tokens + _count_padding(self.layout, padding_rows)
+        return row_tokens + _count_padding_tokens(self.layout, padding_row_count)
 
     def count_critical_tokens(self, position: Sequence[_Batch]) -> int:
         """Return the tokens of the slowest rank at one position, where padding rows give all batches the same size."""
@@ -182,8 +184,8 @@ class _RowLengths:
         return max(self.count_tokens(batch, row_count - len(batch)) for batch in position)
 
 
-def _count_padding(layout: Layout, padding_rows: int) -> int:
-    return PADDING_ROW_TOKENS * (min(padding_rows, 1) if layout is Layout.PREFIX_TREE else padding_rows)
+def _count_padding_tokens(layout: Layout, padding_row_count: int) -> int:
+    return PADDING_ROW_TOKENS * (min(padding_row_count, 1) if layout is Layout.PREFIX_TREE else padding_row_count)
 
 
 def _join_ids(row: TrainingRow) -> array[int]:
@@ -330,7 +332,7 @@ def _plan_positions(row_lengths: _RowLengths, batches: list[_Batch], ranks: int,
         half_batches: list[tuple[int, _Batch]] = []
         for (_, most_rows), *other_batches in positions:
             if any(
-                tokens + _count_padding(row_lengths.layout, len(most_rows) - len(other_rows)) > budget
+                tokens + _count_padding_tokens(row_lengths.layout, len(most_rows) - len(other_rows)) > budget
                 for tokens, other_rows in other_batches
             ):
                 middle = len(most_rows) // 2
@@ -357,7 +359,7 @@ def _assign_to_ranks(
         position_batches = [
             PlannedMicroBatch(
                 rows=tuple(order[row] for row in batch),
-                padding_rows=row_count - len(batch),
+                padding_row_count=row_count - len(batch),
                 tokens=row_lengths.count_tokens(batch, row_count - len(batch)),
             )
             for batch in position

@@ -305,7 +305,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         have a weight of 0.
         """
         planned_rows = [rows[index] for index in planned_batch.rows]
-        micro_batch = self._lay_out_rows(planned_rows, planned_batch.padding_rows)
+        micro_batch = self._lay_out_rows(planned_rows, planned_batch.padding_row_count)
         values_4BT = torch.zeros(4, *micro_batch.score_index_BT.shape)
         for index, row in enumerate(planned_rows):
             conversation = row.conversation
@@ -318,10 +318,10 @@ class MultiConvDAPOTrainer(GRPOTrainer):
             row_values_4T[3] = self._get_old_logprobs(row)
         return micro_batch, values_4BT.to(self.accelerator.device)
 
-    def _lay_out_rows(self, rows: Sequence[TrainingRow], padding_rows: int) -> MicroBatch:
+    def _lay_out_rows(self, rows: Sequence[TrainingRow], padding_row_count: int) -> MicroBatch:
         pad_id = self._tokenizer.pad_token_id
         return lay_out(
-            [*(row.conversation for row in rows), *[IdRow((pad_id,), (pad_id,))] * padding_rows],
+            [*(row.conversation for row in rows), *[IdRow((pad_id,), (pad_id,))] * padding_row_count],
             self.args.layout,
             pad_id=pad_id,
             device=self.accelerator.device,
@@ -386,7 +386,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         with torch.no_grad(), self._disable_checkpointing(model):
             for planned_batch in planned_batches[:1] if heaviest_only else planned_batches:
                 rows = [step.rows[index] for index in planned_batch.rows]
-                micro_batch = self._lay_out_rows(rows, planned_batch.padding_rows)
+                micro_batch = self._lay_out_rows(rows, planned_batch.padding_row_count)
                 logprobs_BT = score_completions(model, micro_batch, temperature=temperature).logprobs_BT.float().cpu()
                 for row, logprobs_T in zip(rows, logprobs_BT, strict=False):
                     logprobs.append((make_row_key(row), logprobs_T[: len(row.conversation.completion_ids_T)].clone()))

@@ -126,7 +126,7 @@ class QuestionSplit:
                 yield self.task.sample(length, index)
 
 
-def find_answered_without_document(results: Path) -> frozenset[str]:
+def find_questions_answered_without_document(results: Path) -> frozenset[str]:
     """Return the questions that the system "no_document" answered right at least once in an evaluation.
 
     Raises:

@@ -37,7 +37,7 @@ from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
 from memagent_training.rl.policy_serving import LocalBackend, PolicyBackend, ServerBackend
 from memagent_training.rl.rl_job import BEST, JOURNAL, PreparedLoop, RLJob, prepare
-from memagent_training.serving.policy_sync.probe import RowLogProbs
+from memagent_training.serving.policy_sync.probe import RowScorer
 from memagent_training.serving.vllm_server import find_vllm_python
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ class _IterationSource:
         self._next_collection: asyncio.Task[CollectionRecord] | None = None
         """The next iteration's collection, on the background loop."""
         self._reported_record_count = 0
-        self._logprobs: RowLogProbs | None = None
+        self._score_rows: RowScorer | None = None
         """The trainer's log-probs, with the weights that were exported last."""
         self._collector = Collector(prepared, backend, journal)
         self.best = _BestPolicy(prepared)
@@ -198,7 +198,7 @@ class _IterationSource:
         """Write an iteration's initial weights to the folder from which they are served."""
         self._status.on_phase(iteration, Phase.SYNC)
         folder = self.backend.get_policy_folder(iteration)
-        self._logprobs = trainer.row_logprobs
+        self._score_rows = trainer.row_scorer
         rank, with_merged = self._job.lora_rank, not self._job.serves_adapters
         save_policy(trainer, self._prepared.base, folder, lora_rank=rank, with_merged=with_merged)
 
@@ -213,7 +213,7 @@ class _IterationSource:
             and self.journal.find_collection(iteration + 1) is None
         )
         if record is None or is_next_missing or self._is_measurement_due(iteration):
-            self._run_phase(iteration, Phase.SYNC, self.backend.serve(iteration, self._logprobs))
+            self._run_phase(iteration, Phase.SYNC, self.backend.serve(iteration, self._score_rows))
         if self._is_measurement_due(iteration):
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
         if record is None:
@@ -241,7 +241,7 @@ class _IterationSource:
     def measure_at_end(self, iteration: int) -> None:
         """Measure the final weights, unless measuring is turned off."""
         if self._job.measure_every and not self.journal.find_measurements(iteration):
-            self._run_phase(iteration, Phase.SYNC, self.backend.serve(iteration, self._logprobs))
+            self._run_phase(iteration, Phase.SYNC, self.backend.serve(iteration, self._score_rows))
             self._run_phase(iteration, Phase.MEASURE, self._measure(iteration))
 
     # Phases

@@ -22,7 +22,7 @@ from memagent_training.data.rollouts import RolloutGroup, require_known_token_id
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.trainer import MultiConvDAPOTrainer
 from memagent_training.job.training_output import parse_checkpoint_step
-from memagent_training.serving.policy_sync.probe import RowLogProbs, score_with_model
+from memagent_training.serving.policy_sync.probe import RowScorer, score_with_model
 from memagent_training.training_errors import TrainingError
 
 _SEED_STRIDE: Final = 7919
@@ -106,7 +106,7 @@ class OnlineTrainer(MultiConvDAPOTrainer):
             self._metrics["train"][name].append(value)
 
     @property
-    def row_logprobs(self) -> RowLogProbs | None:
+    def row_scorer(self) -> RowScorer | None:
         """Computes log-probs of rows with the current weights, as in training; None if no process has all weights."""
         return None if self.is_fsdp_enabled or self.is_deepspeed_enabled else partial(score_with_model, self.model)
 

@@ -18,7 +18,7 @@ from memagent_graph.errors import PolicyUnreachableError
 from memagent_graph.policy_registry import parse_template_arguments
 from memagent_graph.run_log import RunLog
 from memagent_training.rl.rl_job import POLICIES, RUN_LOG, PreparedLoop
-from memagent_training.serving.policy_sync.probe import RowLogProbs
+from memagent_training.serving.policy_sync.probe import RowScorer
 from memagent_training.serving.policy_sync.sync import PolicySync, RemoteServer, ServedPolicy, SyncMethod
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError, has_accelerator
 from memagent_training.training_errors import TrainingError
@@ -52,12 +52,12 @@ class PolicyBackend(ABC):
         self.run_log.close()
 
     @abstractmethod
-    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
+    async def serve(self, iteration: int, score_rows: RowScorer | None = None) -> None:
         """Serve an iteration's weights, and delete all older ones except the previous iteration's from disk.
 
         Args:
             iteration: the iteration that begins with these weights.
-            logprobs: the trainer's log-probs, if it has these weights in memory.
+            score_rows: scores rows with the trainer's model, if it has these weights in memory.
 
         Raises:
             TrainingError: the weights cannot be used; the message says why.
@@ -123,7 +123,7 @@ class LocalBackend(PolicyBackend):
     def __init__(self, prepared: PreparedLoop) -> None:
         super().__init__(prepared, LocalPolicy(prepared.base.folder))
 
-    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
+    async def serve(self, iteration: int, score_rows: RowScorer | None = None) -> None:
         """Load an iteration's weights in place of the previous ones."""
         folder, version = self.get_policy_folder(iteration), self.format_version(iteration)
         previous_policy = self._policy
@@ -187,16 +187,16 @@ class ServerBackend(PolicyBackend):
         if self._own_server is not None:
             await asyncio.to_thread(self._own_server.kill)
 
-    async def serve(self, iteration: int, logprobs: RowLogProbs | None = None) -> None:
+    async def serve(self, iteration: int, score_rows: RowScorer | None = None) -> None:
         """Load an iteration's weights into the server."""
         await self._restart_if_dead()
         folder, version = self.get_policy_folder(iteration), self.format_version(iteration)
         try:
-            self.served = await self._sync.sync(folder, version, logprobs)
+            self.served = await self._sync.sync(folder, version, score_rows)
         except TrainingError:
             if not await self._restart_if_dead():  # the server did not die in the meantime
                 raise
-            self.served = await self._sync.sync(folder, version, logprobs)
+            self.served = await self._sync.sync(folder, version, score_rows)
         self._policy.switch_model(self.served.model, self.served.version)
         self._delete_old_policies(iteration)
 

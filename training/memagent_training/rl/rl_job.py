@@ -40,7 +40,7 @@ from memagent_training.rl.curriculum import (
     CountedQuestions,
     Curriculum,
     QuestionSplit,
-    find_answered_without_document,
+    find_questions_answered_without_document,
 )
 from memagent_training.serving.policy_sync.folders import has_tied_embeddings
 from memagent_training.training_errors import TrainingError
@@ -312,7 +312,9 @@ def _split_questions(job: RLJob, tasks: Sequence[Task]) -> QuestionSplit | None:
         )
     measured_lengths = (job.measure_lengths or job.lengths) if job.measure_every else ()
     dropped_questions = (
-        frozenset() if job.drop_answered_without is None else find_answered_without_document(job.drop_answered_without)
+        frozenset()
+        if job.drop_answered_without is None
+        else find_questions_answered_without_document(job.drop_answered_without)
     )
     return QuestionSplit.make(
         finite_tasks[0],

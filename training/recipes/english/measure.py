@@ -22,12 +22,12 @@ from memagent_graph.documents import Document
 from memagent_graph.policies.profile import find_policy_folder
 from recipes.english.pinned_texts import PinnedText, read_text
 
-RUNS: Final = Path(__file__).with_name("natural_runs.jsonl")
+RUNS_PATH: Final = Path(__file__).with_name("natural_runs.jsonl")
 BENCHMARKS: Final = Path(__file__).parents[3] / "benchmarks"
 
 
 def is_right(answer: str | None, question: dict[str, Any]) -> bool:
-    """Return whether an answer has all words of one of the lists, or begins with the right answer of yes and no."""
+    """Return whether an answer has every part of one of the lists, or begins with the right word, yes or no."""
     words = re.findall(r"[\w:.,-]*\w|\S", (answer or "").casefold())
     if "yes_no" in question:
         return words[:1] == [question["yes_no"]]
@@ -107,7 +107,7 @@ def log_run(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         "of": len(rows),
         "answers": rows,
     }
-    with RUNS.open("a", encoding="utf-8") as file:
+    with RUNS_PATH.open("a", encoding="utf-8") as file:
         file.write(json.dumps(run, ensure_ascii=False) + "\n")
     print(f"{right_count} of {len(rows)} right", flush=True)
 

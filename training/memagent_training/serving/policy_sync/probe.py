@@ -32,7 +32,7 @@ _MIN_SIGNAL_TO_NOISE: Final = 6.0
 _MAX_UNEXPLAINED_FRACTION: Final = 0.4
 """The maximum fraction of that change that the server's log-probs may lack."""
 _FLOAT32_RESOLUTION: Final = 1e-6
-RowLogProbs: TypeAlias = Callable[[Sequence[TokenRow]], list[list[float]]]
+RowScorer: TypeAlias = Callable[[Sequence[TokenRow]], list[list[float]]]
 """Returns log-probs of rows' completion tokens under some weights, at temperature 1: one list per row, one number per
 token. Called in a separate thread."""
 
@@ -152,7 +152,7 @@ def find_mismatch(
     """
     for server_values, trainer_values, description in (
         (server.prompt, trainer.prompt, "of the probe's prompts"),
-        (server.completion, trainer.completion, "through its prefix cache, but not without it"),
+        (server.completion, trainer.completion, "of completions after cached prompts"),
     ):
         worst_pair = max(zip(server_values, trainer_values, strict=True), key=lambda pair: _compute_distance(*pair))
         if not _compute_distance(*worst_pair) <= tolerance:
@@ -187,7 +187,7 @@ def _compute_rms(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def score_with_folder(policy: Path, rows: Sequence[TokenRow]) -> list[list[float]]:
-    """Return the log-probs (`RowLogProbs`) of a policy, which is loaded from its folder in float32 on the CPU.
+    """Return the log-probs (as a `RowScorer`) of a policy, which is loaded from its folder in float32 on the CPU.
 
     Raises:
         TrainingError: the policy cannot be loaded.

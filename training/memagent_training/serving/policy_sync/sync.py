@@ -20,7 +20,7 @@ from memagent_training.serving.policy_sync.probe import (
     PreviousLogProbs,
     ProbeLogProbs,
     ProbeReply,
-    RowLogProbs,
+    RowScorer,
     find_largest_gap,
     find_mismatch,
     make_prompts,
@@ -29,9 +29,9 @@ from memagent_training.serving.policy_sync.probe import (
 )
 from memagent_training.serving.policy_sync.server_api import (
     REQUEST_SECONDS,
-    NoAnswerError,
     NotServedError,
     ServerAPI,
+    ServerTimeoutError,
     UnreachableError,
 )
 from memagent_training.serving.vllm_server import VLLMServer, VLLMServerError
@@ -144,14 +144,14 @@ class PolicySync:
             self._readers += Counter()
             await self._unload_surplus()
 
-    async def sync(self, policy: Path, version: str, logprobs: RowLogProbs | None = None) -> ServedPolicy:
+    async def sync(self, policy: Path, version: str, score_rows: RowScorer | None = None) -> ServedPolicy:
         """Load a policy's weights into the server.
 
         Args:
             policy: a folder with whole weights, adapters (separate, or as written by `training_job`), or both.
             version: the policy's version for the run log.
-            logprobs: the trainer's log-probs, if it has these weights in memory; otherwise the folder is loaded
-                (`score_with_folder`).
+            score_rows: scores rows with the trainer's model, if it has these weights in memory; otherwise the folder
+                is loaded (`score_with_folder`).
 
         Raises:
             TrainingError: the folder has no policy, or no method succeeded; the message has the reasons.
@@ -165,7 +165,7 @@ class PolicySync:
                 self._refuse_readers(method)
                 try:
                     model = await self._swap(method, folder, version)
-                    gap = await self._verify(folder, model, previous_logprobs, method, logprobs)
+                    gap = await self._verify(folder, model, previous_logprobs, method, score_rows)
                 except (SyncError, VLLMServerError) as error:
                     reasons.append(f"{method.value}: {error.message}")
                     hint = error.hint
@@ -289,7 +289,7 @@ class PolicySync:
     async def _pause(self) -> None:
         try:
             await self._api.pause()
-        except NoAnswerError as error:
+        except ServerTimeoutError as error:
             # The next method would end these requests.
             raise TrainingError(
                 f"requests are still running on {self._api.root_url} after {REQUEST_SECONDS:g} s",
@@ -302,7 +302,7 @@ class PolicySync:
         model: str,
         previous_logprobs: PreviousLogProbs | None,
         method: SyncMethod,
-        logprobs: RowLogProbs | None,
+        score_rows: RowScorer | None,
     ) -> float:
         """Return the largest difference from the trainer's log-probs.
 
@@ -311,7 +311,7 @@ class PolicySync:
         """
         try:
             reply = await probe_server(self._api, model, await self._choose_prompts(folder))
-            expected = await self._compute_expected(folder.path, reply, logprobs)
+            expected = await self._compute_expected(folder.path, reply, score_rows)
             mismatch = find_mismatch(reply.logprobs, expected, tolerance=self._tolerance, before=previous_logprobs)
             if mismatch is not None:
                 raise SyncError(
@@ -329,9 +329,9 @@ class PolicySync:
         return find_largest_gap(reply.logprobs, expected)
 
     async def _compute_expected(
-        self, policy: Path, reply: ProbeReply, logprobs: RowLogProbs | None = None
+        self, policy: Path, reply: ProbeReply, score_rows: RowScorer | None = None
     ) -> ProbeLogProbs:
-        score_rows = partial(score_with_folder, policy) if logprobs is None else logprobs
+        score_rows = score_rows or partial(score_with_folder, policy)
         return reply.split(await asyncio.to_thread(score_rows, reply.rows))
 
     async def _unload_surplus(self) -> None:
