@@ -48,8 +48,8 @@ _MAX_COMPILED_PATTERNS: Final = 16
 _MAX_CHECKED_ITEMS: Final = 100
 _MAX_PROBLEMS: Final = 8
 _MAX_PROBLEM_CHARACTERS: Final = 240
-_MAX_JSON_VALUES: Final = 64
-"""The maximum number of JSON values to find in a reply that also has other text."""
+_MAX_JSON_STARTS: Final = 200
+"""The maximum number of brackets in a reply at which a JSON value may begin."""
 _MAX_ENUM_OPTIONS: Final = 12
 
 _MAPPING_KEYWORDS: Final = ("properties", "$defs", "definitions", "dependentSchemas", "dependencies")
@@ -502,9 +502,8 @@ def _find_candidates(reply: str) -> Iterator[str]:
     yield text
     yield from (block.strip() for block in reversed(_FENCED_BLOCK.findall(text)))
     decoder, end, values = json.JSONDecoder(), 0, list[str]()
-    for start in islice((match.start() for match in re.finditer(r"[{\[]", text)), _MAX_JSON_VALUES):
-        if start < end:
-            continue
+    starts = (match.start() for match in re.finditer(r"[{\[]", text))
+    for start in islice((start for start in starts if start >= end), _MAX_JSON_STARTS):
         try:
             _, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):

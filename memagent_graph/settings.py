@@ -230,7 +230,7 @@ class RuleSettings:
     on_malformed: UpdateRule = setting(UpdateRule.RETRY)
     """Rule for a reply that does not have the form that its role needs."""
     update_retries: int = setting(2, minimum=0)
-    """Maximum number of retries under the rule `retry`."""
+    """Maximum number of retries of a reply: by the rule `retry`, for an answer that is empty, or to repair its form."""
     replace_undecodable: bool = setting(False, "Replace bytes that cannot be decoded with U+FFFD.")
     on_incomplete: Literal["report", "stop"] = setting(
         "report",

@@ -91,8 +91,8 @@ METRICS: Final = {
     "memory/peak_gib": "Peak memory of this process, or of its GPU if it has one.",
     "mfu": "Fraction of the GPU's peak bfloat16 FLOP/s that is reached, if this peak is known.",
     "collect/reward, collect/reward_LENGTH, collect/reward_TASK": "`rl`: mean reward of the reads of an iteration.",
-    "collect/groups, collect/solved_groups, collect/uniform_groups, collect/failed_groups": "`rl`: groups with "
-    "variance; groups that are always right; other groups without variance; groups with a failed read.",
+    "collect/groups, collect/solved_groups, collect/uniform_groups, collect/failed_groups": "`rl`: groups that "
+    "are trained on; groups that are always right; other groups without variance; groups with a failed read.",
     "collect/stage, collect/epoch": "`rl`: index of the longest length asked, from 0; passes over your own questions.",
     "collect/cached_fraction, collect/tokens_per_second": "`rl`: cached fraction of prompt tokens; tokens per second.",
     "measure/accuracy_LENGTH_WAY": "`rl`: accuracy on held-out questions, by temperature. In `as_deployed` the rule "

@@ -51,7 +51,8 @@ def get_text(content: str | Sequence[str | dict[str, Any]]) -> str:
     """Return a message's content as text; blocks that are not text become their kind in brackets."""
     if isinstance(content, str):
         return content
-    return "\n".join(get_block_text(block) or f"[{_get_block_kind(block)}]" for block in content if _is_shown(block))
+    texts = ((get_block_text(block), block) for block in content if _is_shown(block))
+    return "\n".join(f"[{_get_block_kind(block)}]" if text is None else text for text, block in texts)
 
 
 def get_block_text(block: str | dict[str, Any]) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-_SINGLE_TERM: Final = re.compile(r"[-+−]?(?:\w|[.,](?=\d))+")
+_SINGLE_TERM: Final = re.compile(r"[-+−]?(?:(?:\d|[.,](?=\d))+|[^\W\d]\w*)")
 _FRACTIONS: Final = frozenset(("f", "mfrac"))
 _SUPERSCRIPTS: Final = frozenset(("sSup", "msup", "mover", "limUpp"))
 _SUBSCRIPTS: Final = frozenset(("sSub", "msub", "munder", "limLow"))

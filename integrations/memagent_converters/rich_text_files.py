@@ -1,4 +1,4 @@
-"""Converts rich text (.rtf) with striprtf. Scripts, notes and headers, which it would drop, become text first."""
+"""Converts rich text (.rtf) with striprtf, which drops superscripts, notes and headers; so they become text first."""
 
 from __future__ import annotations
 

@@ -81,9 +81,8 @@ class XMLArchive:
     @staticmethod
     def resolve_path(member: str, target: str) -> str:
         """Return the member that a relative address in another member names."""
-        if target.startswith("/"):
-            return target.lstrip("/")
-        return posixpath.normpath(posixpath.join(posixpath.dirname(member), unquote(target.partition("#")[0])))
+        path = posixpath.join("/", posixpath.dirname(member), unquote(target.partition("#")[0]))
+        return posixpath.normpath(path).lstrip("/")
 
 
 def get_local_name(element: Element) -> str:

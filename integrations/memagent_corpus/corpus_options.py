@@ -24,7 +24,7 @@ from memagent_graph.settings import SamplingSettings
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(ReaderOptions, SamplingSettings):
-    """The options of the command."""
+    """The options of `memagent corpus`: its input, questions, table, engine and limits."""
 
     source: Annotated[
         str,

@@ -142,8 +142,8 @@ def make_server(
             `memagent_mcp.client_roots`. Without roots, only text in a request can be read.
         max_bytes: the maximum size of a file or text, in bytes.
         limits: limits of the read of each question; a tool call can set lower ones.
-        trust_client_roots: whether the client's roots are used if `roots` is empty. Set it only if every client belongs
-            to the user of this process, as over standard input and output.
+        trust_client_roots: whether the client's roots are used if `roots` is empty. Turn it off unless every client
+            belongs to the user of this process, as over standard input and output.
 
     Raises:
         FileNotFoundError: a root does not exist.
@@ -152,7 +152,9 @@ def make_server(
     tools = Tools(reader, request_roots, max_limits=limits or Limits())
     server = MemAgentServer(tools)
     for tool in tools.supported_tools:
-        reader_note = f"\n\nThe reader is shown {reader.strategy.shows}." if tool.__name__ in _READING_TOOLS else ""
+        reader_note = (
+            f"\n\nThe reader is shown {reader.strategy.shown_extent}." if tool.__name__ in _READING_TOOLS else ""
+        )
         server.add_tool(
             tool,
             description=f"{inspect.getdoc(tool)}{reader_note}",

@@ -152,7 +152,7 @@ class Tools:
     ) -> Annotated[CallToolResult, Reading]:
         """Wait for a running read: one in the background, or one whose call timed out.
 
-        Returns the answer, or the progress if the time is over. Then call it again; the read continues in between.
+        Returns the answer, or the progress if there is none after `seconds`. The read goes on; call this again to wait.
         """
         read = self.active_reads.find(run_id)
         if read is None:

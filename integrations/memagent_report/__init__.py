@@ -74,7 +74,7 @@ async def areport(
     """
     context = await agent.aprepare()
     check_question(question, context)
-    questions = list(questions)
+    questions = [questions] if isinstance(questions, str) else list(questions)
     checked_questions = tuple(dict.fromkeys(check_questions(questions, context))) if questions else ()
     report_documents = await _store_documents(agent, list(documents))
     read_settings = {

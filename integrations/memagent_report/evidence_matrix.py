@@ -141,7 +141,7 @@ class ReportSentence:
 
     @property
     def is_quoted(self) -> bool:
-        """Whether the check found no problem: the quotes are in their documents, and support the sentence."""
+        """Whether no problem is known. After the check: the quotes are in their documents and support the sentence."""
         return not self.problems
 
 
@@ -156,7 +156,7 @@ class ReportSection:
 
 @dataclass(frozen=True, slots=True)
 class DifferingAnswers:
-    """Two answers to one question that cannot both be true."""
+    """Two different answers to one question; in a draft, only those that the policy judged contradictory."""
 
     question: int
     groups: tuple[tuple[int, ...], tuple[int, ...]]

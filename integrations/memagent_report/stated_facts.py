@@ -131,16 +131,16 @@ _DATE_PATTERNS: Final = tuple(
         rf"{_MONTH}\s+{_DAY}",
     )
 )
-_MODAL_MAY: Final = re.compile(r"may\b\.?\s+\d", re.IGNORECASE)
 
 
 def _find_dates(text: str, spans: list[tuple[int, int]]) -> Iterator[Date]:
     for pattern in _DATE_PATTERNS:
         for match in pattern.finditer(text):
-            if _overlaps(match.span(), spans) or (_MODAL_MAY.match(match[0]) and match[0][0] == "m"):
-                continue
             parts = match.groupdict()
             month = parts["month"].lower()
+            is_verb = parts["month"] == "may" and (not parts.get("year") or match[0].startswith("may"))
+            if is_verb or _overlaps(match.span(), spans):
+                continue
             month_number = int(month) if month.isdigit() else _MONTHS[month]
             day = int(parts["day"]) if parts.get("day") else None
             if month_number > 12 or (day or 1) > 31 or day == 0:

@@ -25,7 +25,7 @@ _SMALL_BODY_BYTES: Final = 4 << 20
 _MAX_STRINGS: Final = 1_000_000
 _JSON_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A string, or what begins like one and never ends: it matches at every quote, so the time is linear."""
-_EMPTY_VALUES: Final = frozenset({b"null", b"false", b"0", b"0.0", b"[]", b"{}"})
+_EMPTY_VALUES: Final = frozenset({b"null", b"false", b"0", b"0.0", b"[]", b"{}", b'""'})
 
 _fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
 _list_decoder: Final = msgspec.json.Decoder(list[Raw])

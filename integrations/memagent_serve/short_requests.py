@@ -154,7 +154,7 @@ def require_model(request: ChatRequest, name: str) -> None:
     """
     if request.options.model not in {None, name}:
         raise make_not_found_error(
-            f"the model {request.options.model!r} does not read long requests here; {name!r} does",
+            f"the model {request.options.model!r} is not served here; use {name!r}",
             "model_not_found",
             "model",
         )

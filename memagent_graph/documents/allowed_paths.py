@@ -80,7 +80,7 @@ class AllowedRoots:
         return AllowedRoots(dict.fromkeys([*inner, *outer]), max_bytes=self.max_bytes)
 
     def find_document(self, path: str) -> Document:
-        """Return the regular file that a path leads to. A relative path is looked up below each root in turn.
+        """Return the document at a path to a regular file. A relative path is looked up below each root in turn.
 
         The file is checked again when it is opened, because it may have been replaced.
 
@@ -90,11 +90,11 @@ class AllowedRoots:
                 folders outside.
         """
         name = shorten_name(path)
-        if _SCHEME.match(path):
-            raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted", hint=self._make_hint())
         if not _is_valid_path(path):
             raise RefusedSourceError(f"{name!r} is not a path", hint=self._make_hint())
         root, target = self._find_target(path)
+        if target is None and _SCHEME.match(path):
+            raise RefusedSourceError(f"{name!r} is an address, and only paths are accepted", hint=self._make_hint())
         if target is None:
             # The same message for a missing file and for one outside the roots: a model must not learn the difference.
             raise RefusedSourceError(f"there is no file {name!r} that may be read", hint=self._make_hint())

@@ -49,7 +49,7 @@ _BINARY_KINDS = {
     "an archive": (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a", b"\x28\xb5\x2f\xfd"),
     "an old Microsoft Office file, or one with a password": (b"\xd0\xcf\x11\xe0",),
     "a table or database": (b"SQLite format 3\x00", b"PAR1", b"\x93NUMPY"),
-    "a recording or film": (b"OggS", b"ID3", b"RIFF"),
+    "a recording, film or image": (b"OggS", b"ID3", b"RIFF"),
 }
 _NON_CHARSET_CODECS = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"}
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x1b\x08")
@@ -147,9 +147,9 @@ def find_codec(name: str) -> str:
 
 
 def detect_charset(sample: bytes) -> str | None:
-    """Return the most likely charset of bytes that are not UTF-8; None if the bytes do not suffice.
+    """Return the most likely charset of bytes that are not UTF-8; None if they do not show it.
 
-    A few non-ASCII bytes do not suffice. Text that is mostly UTF-8 counts as damaged UTF-8, because with any other
+    A few non-ASCII bytes are not enough. Text that is mostly UTF-8 counts as damaged UTF-8, because with any other
     charset most of it would be wrong.
     """
     text = sample.decode("utf-8", "replace")

@@ -21,8 +21,8 @@ _CREDENTIAL_NAME: Final = re.compile(
 def find_credentials(headers: Mapping[str, str]) -> Iterator[str]:
     """Yield the credentials in headers, such as KEY in "Bearer KEY" and 'Token token="KEY"'.
 
-    A short word counts only as the last one for authorization. Elsewhere it may be an ordinary word, as may all words
-    of a header whose name is not that of a credential, unless it begins with "Bearer".
+    Words of 8 or more characters count, after the first word, in headers whose names suggest a credential or whose
+    values begin with "Bearer". A shorter word counts only as the last word of an authorization header.
     """
     for name, value in headers.items():
         words = value.split()
@@ -33,14 +33,14 @@ def find_credentials(headers: Mapping[str, str]) -> Iterator[str]:
 
 
 def find_query_credentials(parameters: Mapping[str, object]) -> Iterator[str]:
-    """Yield the long values of query parameters whose names are those of credentials. Azure's functions have a code."""
+    """Yield the long values of query parameters with names of credentials, or `code` (the key of Azure Functions)."""
     for name, value in parameters.items():
         text = str(value)
         if len(text) >= _MIN_SUBSTRING_CHARACTERS and (_CREDENTIAL_NAME.search(name) or name.lower().endswith("code")):
             yield text
 
 
-def make_redaction(secrets: Iterable[str]) -> Callable[[str], str]:
+def make_redactor(secrets: Iterable[str]) -> Callable[[str], str]:
     """Return a function that replaces secrets in a text with "[hidden]", in every spelling that a server may use.
 
     A secret of fewer than 8 characters is replaced only as a whole word, so that a password such as "pw" does not make

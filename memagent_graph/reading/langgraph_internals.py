@@ -28,7 +28,7 @@ def get_config_entry(config: RunnableConfig | None, name: str) -> Any:
 def find_enclosing_exit_stacks(config: RunnableConfig | None) -> Iterator[ExitStack]:
     """Yield the stacks to close when the stream of a parent graph ends or is closed early, the innermost first.
 
-    The stream of a graph waits for the threads of its nodes only after it has called what was added to its stack last.
+    A stream that closes calls the callbacks on its stack, the last one first, and then waits for its nodes' threads.
     """
     while (call_task := get_config_entry(config, CALL)) is not None:
         loop = call_task.keywords["schedule_task"].__self__

@@ -139,7 +139,7 @@ class LoopNode(StepNode):
 
 
 def _add_accounting(change: Change, step: StepExecution, seconds: float) -> Change:
-    """Return the change with the step's calls and their cost."""
+    """Return the change with the step's calls, their cost, the newest call of its branch, and its number of chunks."""
     return {
         **change,
         **({"usage": {**step.cost, "seconds": seconds}} if step.cost else {}),

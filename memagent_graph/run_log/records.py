@@ -240,11 +240,11 @@ class RunFilter:
     run_id_prefix: str | None = None
     """The beginning of the run's id."""
     question: str | None = None
-    """A part of the question, in any case."""
+    """A part of the question; upper and lower case are equal."""
     document: str | None = None
-    """A part of the document's name, in any case."""
+    """A part of the document's name; upper and lower case are equal."""
     policy: str | None = None
-    """A part of the name of a policy that wrote one of its conversations, in any case."""
+    """A part of the name of a policy that wrote one of its conversations; upper and lower case are equal."""
     stop_reason: str | None = None
     """A value of `StopReason`, or "unfinished"."""
     reward: str | None = None
@@ -265,7 +265,7 @@ class RunFilter:
             "instr(lower(question), lower(?)) > 0": self.question,
             "instr(lower(json_extract(document, '$.name')), lower(?)) > 0": self.document,
             "EXISTS (SELECT 1 FROM conversations c "
-            "WHERE c.run_id = runs.run_id AND instr(lower(c.policy), lower(?)) > 0)": self.policy,
+            "WHERE c.run_id = runs.run_id AND instr(casefold(c.policy), casefold(?)) > 0)": self.policy,
             "coalesce(stop_reason, 'unfinished') = ?": self.stop_reason,
             "EXISTS (SELECT 1 FROM valid_rewards w WHERE w.run_id = runs.run_id AND w.name = ?)": self.reward,
             "(run_id NOT IN (SELECT run_id FROM imported)) = ?": self.is_own,

@@ -88,6 +88,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, check_same_thread=False, timeout=seconds, isolation_level=None, uri=uri)
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA trusted_schema = OFF")
+    connection.create_function("casefold", 1, lambda text: text and str(text).casefold(), deterministic=True)
     return connection
 
 

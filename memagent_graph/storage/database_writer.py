@@ -53,8 +53,8 @@ class DatabaseWriter:
     def submit(self, job: Job) -> Future[Any]:
         """Submit a job and return its future, which is done when the job is committed or has failed.
 
-        Futures are done in order. A future's exception is the error of its job, or `sqlite3.Error` if the file could
-        not be written.
+        Futures are done in order. A future's exception is the error of its job, `MovedFileError` if the file was moved
+        or replaced, or the `OSError` or `sqlite3.Error` of opening or writing it.
         """
         queued_job = _QueuedJob(job, Future())
         with self._lock:
@@ -161,5 +161,11 @@ def _run_jobs(connection: sqlite3.Connection, batch: Sequence[_QueuedJob]) -> li
             connection.execute("ROLLBACK")
         if len(batch) == 1:
             return [error]
-        return [outcome for queued_job in batch for outcome in _run_jobs(connection, [queued_job])]
+        outcomes: list[Any] = []
+        for queued_job in batch:
+            try:
+                outcomes += _run_jobs(connection, [queued_job])
+            except sqlite3.Error as begin_error:  # such as a lock: the jobs before it are committed
+                return outcomes + [begin_error] * (len(batch) - len(outcomes))
+        return outcomes
     return results

@@ -21,10 +21,10 @@ _NORMALIZERS: Final = (None, {"type": "NFC"})
 def make_encoding(specification: dict[str, Any]) -> tiktoken.Encoding | None:
     """Return an encoding with the ids of a tokenizer.json, for texts that its normalizer does not change.
 
-    tiktoken merges two parts whenever the result is a token, and the token with the lowest id first. The ids are those
-    of the file if its merges are in the order of their ids, if each token is the result of one merge, and if the merges
-    lead from the bytes of every token to the token, or the token is always a whole word. The result is None if this
-    does not hold, for another kind of file, and for a damaged one, for which the `tokenizers` library has the error.
+    tiktoken merges two parts whenever the result is a token, and the token with the lowest id first. So the ids are
+    those of the file if its merges are in the order of their ids, each token is the result of one merge, and the merges
+    build every token from its bytes, or it is always matched as a whole word. If not, the result is None; also for
+    another kind of file, and for a damaged one, for which the `tokenizers` library has the error.
     """
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
         return _make_tiktoken_encoding(specification)

@@ -531,7 +531,7 @@ def _office_files() -> Iterator[Case]:
         headings=("Sales",),
     )
     yield Case("excel.xlsx", _make_openpyxl_workbook(), (
-        "| EU | 12.5% | 4 € | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
+        "| EU | 12.5% | 4 €/kg | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
     ), omissions=("1 formulas without a value (sheet Data)", "1 pictures without a description", "1 charts"))  # fmt: skip
 
 
@@ -543,7 +543,7 @@ def _make_openpyxl_workbook() -> bytes:
     sheet.oddHeader.left.text, sheet.oddFooter.center.text = "Draft of R&&D, &D", "&P"
     for row in (["Region", "a", "b", "c", "d"], ["EU", 0.125, 4, 7, 5], [None, datetime.date(2024, 5, 1)], ["=1+1"]):
         sheet.append(row)
-    for cell, number_format in {"B2": "0.0%", "C2": '#,##0 "€"', "D2": "000", "E2": "[$$-409]#,##0"}.items():
+    for cell, number_format in {"B2": "0.0%", "C2": '#,##0 "€/kg"', "D2": "000", "E2": "[$$-409]#,##0"}.items():
         sheet[cell].number_format = number_format
     sheet.merge_cells("A2:A3")
     sheet["A2"].comment = Comment("seen", "Ada")

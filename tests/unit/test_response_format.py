@@ -53,7 +53,7 @@ FILING = '{"company": "Acme", "signed": "2024-05-01", "people": [{"name": "Ann",
         f"```json\n{FILING}\n```",
         f"Here is the answer:\n\n{FILING}\n\nI hope that [this] helps {{you}}.",
         f"\\boxed{{{FILING}}}",
-        f'First {{"company": "Draft", "signed": "2020-01-01"}}, but no: {FILING}',
+        f'First {{"company": "Draft", "signed": "2020-01-01", "parts": {[[]] * 300}}}, but no: {FILING}',
     ],
 )
 def test_the_last_matching_value_of_a_reply_is_its_answer(reply) -> None:

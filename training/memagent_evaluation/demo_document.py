@@ -1,9 +1,9 @@
 """The documents of `memagent demo`: the minutes of a small harbour's committee, and one for the embedded policy.
 
 Names, sums, dates, the items of each meeting and their wordings vary by seed; the texts are in `demo_document.toml`.
-Four questions ask for four kinds of facts: who, how much, why, and where or when. The same seed has the same facts at
-every length. The embedded policy finds numbers alone: its document is Python's language reference with facts between
-the paragraphs.
+Four questions ask for four kinds of facts: who, how much, why, and where or when. The same seed asks about the same
+subjects at every length; dates depend on the length. The embedded policy finds numbers alone: its document is Python's
+language reference with facts between the paragraphs.
 """
 
 from __future__ import annotations

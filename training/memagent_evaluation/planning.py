@@ -25,8 +25,8 @@ DEFAULT_LENGTHS: Final = {
 }
 """Three lengths, each four times the previous length. 50 passages of RULER-HQA have about 7K tokens."""
 _CHECKED_LENGTH_UNITS: Final = {LengthUnit.TOKENS: 1 << 17, LengthUnit.PASSAGES: 1 << 10}
-"""About how much text to plan, in the unit, to check a task at a length before the first question. This takes at most a
-second."""
+"""The approximate amount of text, in the task's unit, that is planned to check a task at one length. This takes at most
+a second."""
 _LENGTH_PATTERN: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _SUFFIX_FACTORS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
@@ -181,6 +181,6 @@ def describe_data_files(names: Sequence[str], settings: TaskSettings) -> tuple[t
 
 
 def _describe_path(path: Path) -> str:
-    """Return the name and size of a file or folder: data may be moved, but not changed."""
+    """Return the name and size of a file or folder, so that data may be moved, but not replaced by other data."""
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     return f"{path.resolve().name}, {sum(file.stat().st_size for file in files)} bytes"

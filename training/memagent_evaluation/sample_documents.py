@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memagent_evaluation.samples import Sample, Task
 from memagent_graph.converters import Block
 from memagent_graph.documents import Document, DocumentRef, DocumentStore
-from memagent_graph.errors import DocumentError, EvaluationError
+from memagent_graph.errors import DocumentError, EvaluationError, MemAgentError
 
 
 class SampleError(EvaluationError):
@@ -120,7 +120,7 @@ def make_sample(task: Task, length: int, index: int, seed: int | None = None) ->
 def _make_sample_error(
     error: Exception, method: str, task: Task, length: int, index: int, seed: int | None
 ) -> SampleError:
-    if isinstance(error, EvaluationError):
+    if isinstance(error, MemAgentError):
         return SampleError(error.message, hint=error.hint)
     sample = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")
     return SampleError(

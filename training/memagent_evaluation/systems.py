@@ -32,7 +32,7 @@ from memagent_graph.trace import Span, Trace
 READER: Final = "memagent"
 NO_DOCUMENT: Final = "no_document"
 _SEED_STEP: Final = 1_000
-"""The distance between the seeds of a question's samples. Retries within a read use the seeds in between."""
+"""The distance between the seeds of two repeats of a question. Retries within a read use the seeds in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class ReaderSystem:
             answer_tokens: the tokens that the task needs for an answer. The completion may have more (see
                 `Task.answer_tokens`), unless the system shows the whole document and the window has no room for more.
             run_id: the attempt's id, unique to sample and system.
-            repeat: the index, from 0, among several samples of the same question; each sample has its own seed.
+            repeat: the index, from 0, of the repeat of the same question; each repeat has its own seed.
 
         Raises:
             MemAgentError: like `MemAgent.aread` and `MemAgent.aresume`; also if `run_id` belongs to another document or

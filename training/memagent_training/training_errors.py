@@ -33,7 +33,7 @@ class SyncError(TrainingError):
 
 
 def require_version(requirement: str) -> None:
-    """Refuse another version of a package that is installed, before hours are spent.
+    """Check the version of a package, if it is installed, at the start instead of hours into a run.
 
     Args:
         requirement: for example "verl>=0.9,<0.10".

@@ -325,7 +325,7 @@ async def test_stale_prefix_cache_is_detected(fake, base, tmp_path) -> None:
     fake.broken.add("reset")
     served = await sync_own_server(fake, base).sync(write_policy(tmp_path / "policy-1", 0.5), "1")
     assert served.method is SyncMethod.RESTART
-    assert "through its prefix cache, but not without it" in served.reasons[0]
+    assert "of completions after cached prompts" in served.reasons[0]
 
 
 @pytest.mark.parametrize("fault", ["reload", "half"])

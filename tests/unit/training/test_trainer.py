@@ -303,7 +303,7 @@ def test_wrong_base_model_is_refused_before_the_first_step(make_trainer, tmp_pat
         ({"importance_cap": 0.5}, "importance_cap"),
         ({"temperature": 0.7, "importance_cap": 2.0}, "before temperature"),
         ({"temperature": 0.7, "old_logprobs": "logged"}, "before temperature"),
-        ({"temperature": 0.7, "importance_cap": None, "skip_certain": 0.1, "beta": 0.0}, "before a temperature"),
+        ({"temperature": 0.7, "importance_cap": None, "skip_certain": 0.1, "beta": 0.0}, "log-probs as sampled"),
         ({"layout": "spiral"}, "padded, packed, prefix_tree"),
         ({"loss_weights": "sum"}, "token_mean"),
         ({"groups_per_step": 0}, "groups_per_step"),

@@ -44,8 +44,8 @@ class EnglishTask(GeneratedTask):
 
     Attributes:
         kind: "fact", "new" (relations never trained on), "change" (the last statement counts), "list", "hop_2",
-            "hop_3", these two with "_backward" (the last hop stands first), or "absent".
-        foreign: tokens of the document per additional foreign fact.
+            "hop_3", "hop_2_backward", "hop_3_backward" (the last hop comes first), or "absent".
+        foreign: one more foreign fact for every so many tokens of the document.
         held_out: whether people, towns and wordings come from the split that no shipped policy was trained on.
     """
 

@@ -1,15 +1,14 @@
 """RULER's eight needle tasks and variable tracking: values under keys, hidden in noise, in prose, or among others.
 
 The small variants ask for facts of the embedded policy's kind (`planted_facts`), with entities and values of the
-held-out split: numbers of four to seven digits. The first five are "special magic numbers" of an
-adjective and a noun; `niah_single_3` and `niah_multikey_3`, which have UUIDs at full size, draw any attribute and
-entity. `niah_multivalue` has two values instead of four, `niah_multiquery` two questions instead of four, each in a
-form that the policy knows.
+held-out split: numbers of four to seven digits. Six tasks ask for "special magic numbers" of an adjective and a noun;
+`niah_single_3` and `niah_multikey_3`, which have UUIDs at full size, draw any attribute and entity. `niah_multivalue`
+has two values instead of four, `niah_multiquery` two questions instead of four, each in a form that the policy knows.
 
-Variable tracking passes a value from variable to variable, in noise; the answer is all their names. One chain of four
-hops: five variables of five capitals, the first with a value of five digits. Before the text is a worked example of the
-same kind, with some 500 tokens, or half as many below 4096 tokens. The small variant has two hops, three variables of
-three capitals, and no example, because its lengths are too small.
+Variable tracking passes a value from variable to variable, in noise; the answer is the names of all of them. There is
+one chain of four hops, so five variables, each of five capital letters; the value has five digits. Before the text is a
+worked example of the same kind, with some 500 tokens, or half as many below 4096 tokens. The small variant has two
+hops, three variables of three capitals, and no example, because its lengths are too small.
 """
 
 from __future__ import annotations

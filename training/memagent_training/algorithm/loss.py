@@ -57,7 +57,7 @@ class TokenLoss:
         return log_r_BT.exp()
 
     def compute_importance(self, old_BT: Tensor, logged_BT: Tensor) -> Tensor:
-        """Return min(p_old / p_logged, cap), the clipped loss's weight where the sampler's probabilities differ."""
+        """Return the truncated importance weight of each token, min(p_old / p_logged, cap)."""
         return (old_BT - logged_BT).exp().clamp(max=self.importance_cap)
 
     def compute_kl(self, logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from memagent_training.commands.training_process import (
     show_policy,
 )
 from memagent_training.job.job_options import TrainingOptions
-from memagent_training.training_errors import RewardError
+from memagent_training.training_errors import RewardError, TrainingError
 
 if TYPE_CHECKING:
     from memagent_training.job.training_job import PreparedJob, TrainingJob
@@ -58,9 +58,11 @@ class Train(TrainingOptions):
         typer.Option(help="JSON object: the group of each run.", show_default="by question and document"),
     ] = None
     policy_versions: Annotated[
-        str | None, typer.Option(help="Weights that may have written the runs, oldest first, with commas between.")
+        str | None, typer.Option(help="Comma-separated policy versions that may have written the runs, oldest first.")
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing.")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan; load no weights, write nothing (not with --rows).")
+    ] = False
     rows: Annotated[
         Path | None,
         typer.Option(
@@ -77,6 +79,8 @@ class Train(TrainingOptions):
         )
         with report_failures(as_json=self.as_json, interruption_message=interruption_message):
             require_training_extra()
+            if self.dry_run and self.rows is not None:
+                raise TrainingError("--dry-run writes nothing, and --rows writes a file", hint="Leave one of them out.")
             prepared = _prepare(self)
             if self.rows is not None:
                 _write_rows(prepared, self.rows)

@@ -70,7 +70,7 @@ def _locate_model(name: str) -> tuple[Path, str]:
             is_adapter = (folder / "adapter_config.json").is_file()
             raise TrainingError(
                 f"{folder} has {'only adapters' if is_adapter else 'no config.json'}",
-                hint="Give a folder of whole weights. A training with adapters also writes merged ones."
+                hint="Give a folder with full weights. A training run with adapters also writes the merged weights."
                 if is_adapter
                 else "Give a folder with config.json, weights and tokenizer, or a hub id.",
             )

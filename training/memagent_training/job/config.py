@@ -211,9 +211,8 @@ class MultiConvDAPOConfig(GRPOConfig):
             )
         if self.skip_certain and (not self.logged_is_sampled or self.beta != 0 or self.entropy_coef != 0):
             raise TrainingError(
-                f"skip_certain is {self.skip_certain} with log-probs before a temperature of {self.temperature}, "
-                f"beta {self.beta} and entropy_coef {self.entropy_coef}: it is unknown which rows have hardly a "
-                "gradient",
+                f"skip_certain={self.skip_certain} needs log-probs as sampled, beta=0 and entropy_coef=0; "
+                f"got temperature={self.temperature}, beta={self.beta}, entropy_coef={self.entropy_coef}",
                 hint="Sample at temperature 1 (or with log-probs after temperature) without KL and entropy bonus, or "
                 "set skip_certain=0.",
             )

@@ -5,7 +5,7 @@ Llama's (Qwen2, Mistral, ...), per rank, in bytes:
 
     weights        P * w                 and 2 * P more while mixed precision holds copies in 16 bit
     gradients      (T + largest) * w     the largest tensor exists twice while micro-batches are added up
-    optimizer      2 * T * w             AdamW's two moments; one byte each in 8 bit; nothing for plain SGD
+    optimizer      2 * T * w             AdamW's two moments; 1 byte each in 8 or 4 bit; none for SGD, Adafactor
     reference      P * w                 for a KL penalty, unless adapters can be switched off
 
     a layer        n * (4 r h + c (3 a + 2 kv + 4 m + 2 h)) + pairs * c

@@ -112,7 +112,7 @@ class GateRight(_EvidenceReward):
 class ExitInTime(_EvidenceReward):
     """1 for a read that ended with the chunk that completes the evidence, -1 for one that ended before it.
 
-    A read that ended later loses the fraction of the remaining document that it read; a read of the whole document gets
+    A read that ended later loses the fraction of the remaining document that it read; one that went on to the end gets
     0. Too early costs more than too late: without the evidence there is no answer. Of several occurrences of a text the
     first one counts. A run without an answer did not end its read itself, and a run with branches has no single end;
     their reward is unknown.
@@ -127,7 +127,6 @@ class ExitInTime(_EvidenceReward):
         evidence_end, read_end = max(min(spans)[1] for spans in gold_spans), max(ends, default=0)
         if read_end < evidence_end:
             return -1.0
-        assert run.store is not None  # noqa: S101  evidence was found in it
         earliest_end, document_bytes = min(end for end in ends if end >= evidence_end), run.record.document["size"]
         return 1 - (read_end - earliest_end) / (document_bytes - earliest_end) if read_end > earliest_end else 1.0
 

@@ -107,7 +107,7 @@ class Collector:
             if replay_error is not None:  # raised only now, so that a resumed loop makes another collection
                 raise replay_error
             for name, failure in list(collection.failures.items())[:1]:
-                log.warning("%d questions failed, %s of them: %s", len(collection.failures), name, failure)
+                log.warning("%d questions failed; the first, %s, with: %s", len(collection.failures), name, failure)
             if record.is_enough:
                 return record
             self._end_if_stuck(record)
@@ -132,10 +132,11 @@ class Collector:
         is_stuck = len(latest) == _MAX_POOR_COLLECTIONS and not any(poor_record.is_enough for poor_record in latest)
         if is_stuck and latest[0].stage == self._prepared.curriculum.find_stage(self._journal.records):
             refuse_collapse(self._journal.records, _MAX_POOR_COLLECTIONS)  # wrong reads do not differ either
+            other_groups = record.solved_groups + record.uniform_groups + record.failed_groups
             raise EndOfLoop(
                 f"reads of a question no longer differ: of {record.questions} questions, {record.solved_groups} were "
-                f"always answered right, {record.uniform_groups} never or all the same, {record.groups} now and then, "
-                f"and {record.failed_groups} failed"
+                f"always answered right, {record.uniform_groups} had equal rewards below 1, "
+                f"{record.questions - other_groups} had different rewards, and {record.failed_groups} failed"
             )
 
     def get_groups(self, record: CollectionRecord) -> list[RolloutGroup]:
@@ -199,7 +200,7 @@ def _make_collection_name(collection_number: int) -> str:
 
 
 def _find_oldest_version(groups: Sequence[RolloutGroup], default: int) -> int:
-    """Return the iteration of the oldest weights that read: a resumed collection may use newer ones."""
+    """Return the version of the oldest weights; a resumed collection has conversations of several versions."""
     versions = {
         conversation.policy_version
         for group in groups

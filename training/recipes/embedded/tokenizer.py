@@ -1,7 +1,8 @@
 """Trains the embedded policy's small byte-level BPE, in which each group of one to three digits is a single token.
 
 Ids are ranks: the 256 bytes, then the results of merges in order, then the special tokens. Therefore the file converts
-exactly to a tiktoken encoding. Digits are left out of the learned merges; their merges come before these.
+exactly to a tiktoken encoding. The merges of digits are fixed and come first; the others are learned on texts
+without digits.
 
     python -m recipes.embedded.tokenizer --corpus corpus/train.txt --out memagent_graph/embedded
 """

@@ -27,7 +27,7 @@ BENCHMARKS: Final = Path(__file__).parents[3] / "benchmarks"
 
 
 def is_right(answer: str | None, question: dict[str, Any]) -> bool:
-    """Return whether an answer has all words of one of the lists, or begins with the right answer of yes and no."""
+    """Return whether an answer has every part of one of the lists, or begins with the right word, yes or no."""
     words = re.findall(r"[\w:.,-]*\w|\S", (answer or "").casefold())
     if "yes_no" in question:
         return words[:1] == [question["yes_no"]]

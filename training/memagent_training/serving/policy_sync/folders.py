@@ -38,7 +38,7 @@ class PolicyFolder:
         if not has_weights and adapter is None:
             raise TrainingError(
                 f"{path} has no policy: neither config.json with *.safetensors nor {_ADAPTER_CONFIG}",
-                hint="Give the folder of a training (--out).",
+                hint="Give the folder that a training run wrote (its --out).",
             )
         return cls(path.resolve(), has_weights, None if adapter is None else adapter.resolve())
 

@@ -152,7 +152,7 @@ def find_mismatch(
     """
     for server_values, trainer_values, description in (
         (server.prompt, trainer.prompt, "of the probe's prompts"),
-        (server.completion, trainer.completion, "through its prefix cache, but not without it"),
+        (server.completion, trainer.completion, "of completions after cached prompts"),
     ):
         worst_pair = max(zip(server_values, trainer_values, strict=True), key=lambda pair: _compute_distance(*pair))
         if not _compute_distance(*worst_pair) <= tolerance:

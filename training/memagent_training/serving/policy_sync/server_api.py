@@ -85,7 +85,7 @@ class ServerAPI:
         return await self._request("POST", "/v1/completions", body, remedy="Check the server's log.")
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load adapters. A name that is already loaded is left unchanged, so it must always mean the same adapters."""
+        """Load an adapter. If one of that name is loaded, nothing happens, so a name must always mean one adapter."""
         try:
             body = {"lora_name": name, "lora_path": path}
             await self._request("POST", "/v1/load_lora_adapter", body, remedy=_ADAPTER_REMEDY)
@@ -97,7 +97,7 @@ class ServerAPI:
             raise
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload adapters; requests in flight that use them end."""
+        """Unload an adapter; requests in flight that use it end."""
         await self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name}, remedy=_ADAPTER_REMEDY)
 
     async def pause(self) -> None:
@@ -180,7 +180,7 @@ def _extract_error_text(content: bytes) -> str | None:
     reply = _decode(content)
     error = reply.get("error")
     if isinstance(error, dict):
-        return str(error.get("message"))
+        return str(error.get("message") or "")
     if error is not None:
         return str(error)
     if reply.get("detail") in {"Not Found", "Method Not Allowed"} or not content:
