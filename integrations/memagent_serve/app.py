@@ -142,7 +142,7 @@ async def store_upload(resources: ServerResources, request: Request) -> Uploaded
     """
     owner, settings = get_owner(request), resources.settings
     max_bytes = (owner.max_bytes or settings.storage) + _FORM_BYTES
-    with resources.upload_quota.reservation(owner) as reserve:
+    with resources.upload_quota.reservation(owner, max_bytes) as reserve:
         receive = limit_body(request.receive, max_bytes, settings.idle_seconds, settings.body_seconds, reserve)
         form_request = Request(request.scope, receive)
         async with form_request.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:

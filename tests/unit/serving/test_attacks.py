@@ -35,6 +35,7 @@ from memagent_serve.api_errors import APIError, to_api_error
 from memagent_serve.app import make_app
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.chat_requests import parse_chat, parse_fields
+from memagent_serve.keys import Keys, Owner
 from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import SIGN_IN_PATH
 
@@ -46,6 +47,7 @@ PRIVATE_TEXT = "private-4711"
 ALICE_HEADER, JSON_HEADER = f"Authorization: Bearer {ALICE}", "Content-Type: application/json"
 BOB_HEADER = f"Authorization: Bearer {BOB}"
 POST_CHAT = ("POST /v1/chat/completions HTTP/1.1", ALICE_HEADER, JSON_HEADER)
+POST_FILE = ("POST /v1/files HTTP/1.1", ALICE_HEADER, "Content-Type: multipart/form-data; boundary=x")
 
 
 def make_chat(content: Any, **options: Any) -> dict[str, Any]:
@@ -434,9 +436,7 @@ def test_long_text_of_escapes_and_quotes_is_accepted() -> None:
 
 def test_slow_bodies_time_out(server: Server) -> None:
     assert send_raw(server, *POST_CHAT, "Content-Length: 100", body=b"{").startswith(b"HTTP/1.1 408")
-    form_type = "Content-Type: multipart/form-data; boundary=x"
-    head_lines = ("POST /v1/files HTTP/1.1", ALICE_HEADER, form_type, "Content-Length: 100")
-    assert send_raw(server, *head_lines, body=b"--x\r\n").startswith(b"HTTP/1.1 408")
+    assert send_raw(server, *POST_FILE, "Content-Length: 100", body=b"--x\r\n").startswith(b"HTTP/1.1 408")
 
 
 def test_large_requests_share_a_memory_quota_that_is_released(upstream: FakeServer, tmp_path: Path) -> None:
@@ -452,20 +452,20 @@ def test_large_requests_share_a_memory_quota_that_is_released(upstream: FakeServ
 
 
 def test_uploads_in_progress_share_a_quota_and_have_a_deadline(upstream: FakeServer, tmp_path: Path) -> None:
-    head_lines = ("POST /v1/files HTTP/1.1", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 2000000")
     part_head = b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
-    bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
-    with serve(upstream.base_url, tmp_path, **bounds) as server:
-        upload_quota = server.resources.upload_quota
+    bounds = {"storage": MEGABYTE // 2, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
+    keys = Keys([(Owner("alice", max_bytes=2 * MEGABYTE), ALICE)])  # more than --storage
+    with serve(upstream.base_url, tmp_path, keys=keys, **bounds) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(make_request_head(*head_lines) + part_head + b"x" * (MEGABYTE * 3 // 2))
-            wait_until(lambda: upload_quota.used_bytes > MEGABYTE)
+            connection.sendall(make_request_head(*POST_FILE, "Content-Length: 2000000") + part_head)
+            connection.sendall(b"x" * (MEGABYTE * 3 // 2))
+            wait_until(lambda: server.resources.upload_quota.used_bytes > MEGABYTE)
             assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 429
             for _ in range(20):  # a client that is never idle
                 connection.sendall(b"x")
                 time.sleep(0.1)
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
-        wait_until(lambda: upload_quota.used_bytes == 0)
+        wait_until(lambda: server.resources.upload_quota.used_bytes == 0)
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200
 
 
