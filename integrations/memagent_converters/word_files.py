@@ -179,6 +179,12 @@ class _WordDocument:
                     yield " "
                 case "br" | "cr":
                     yield "<br>"
+                case "ruby":
+                    base, reading = (
+                        "".join(text for part in iter_children(element, name) for _, text in self._iter_runs(part))
+                        for name in ("rubyBase", "rt")
+                    )
+                    yield f"<ruby>{base}<rt>{reading}</rt></ruby>"
                 case "noBreakHyphen":
                     yield "-"
                 case "sym":

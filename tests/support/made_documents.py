@@ -202,11 +202,12 @@ def _word_files() -> Iterator[Case]:
     ticked = r("\uf0fe", '<w:rFonts w:ascii="Wingdings"/>')
     runs = make_word(
         f"<w:p>{r('It is ')}<w:ins>{r('42')}</w:ins><w:del><w:r><w:delText>41</w:delText></w:r></w:del></w:p>"
-        "<w:p><w:r><w:t>Alex</w:t><w:softHyphen/><w:t>androva</w:t></w:r></w:p>"
+        "<w:p><w:r><w:t>Alex</w:t><w:softHyphen/><w:t>androva</w:t></w:r>"
+        f"<w:r><w:ruby><w:rt>{r('ひがし')}</w:rt><w:rubyBase>{r('東')}</w:rubyBase></w:ruby></w:r></w:p>"
         f'<w:p><w:hyperlink r:id="link">{r("here")}</w:hyperlink></w:p>'
         f"<w:p>{symbol}{r(' = 2 ')}{ticked}{r(' Yes')}{symbol.replace('F062', 'zz')}</w:p>"
     )
-    facts = ("It is 42", "Alexandrova", "[here](https://example.org/x)", "β = 2 ☑ Yes")
+    facts = ("It is 42", "Alexandrova東(ひがし)", "[here](https://example.org/x)", "β = 2 ☑ Yes")
     yield Case("runs.docx", runs, facts, ("41",), omissions=("1 symbols",))
     chart = "<w:r><w:drawing><c:chart/></w:drawing></w:r>"
     diagram = "<w:r><w:drawing><wp:docPr/><dgm:relIds xmlns:dgm='d'/></w:drawing></w:r>"
@@ -220,12 +221,8 @@ def _word_files() -> Iterator[Case]:
         + picture("", decoration)
         + "<w:r><w:pict><v:shape xmlns:v='v'><v:imagedata/></v:shape></w:pict></w:r>"
     )
-    yield Case(
-        "pictures.docx",
-        make_word(f"<w:p>{shown}</w:p>"),
-        ("![A map]",),
-        omissions=("2 pictures without a description",),
-    )
+    described = make_word(f"<w:p>{shown}</w:p>")
+    yield Case("pictures.docx", described, ("![A map]",), omissions=("2 pictures without a description",))
     inside: dict[str, bytes] = {
         "embeddings___inner__docx": make_docx("The inner fact"),
         "embeddings___data__bin": b"\0\1",
@@ -605,12 +602,8 @@ def _open_files() -> Iterator[Case]:
         headings=("Plan",),
     )  # fmt: skip
     values = "<table:table table:name='S'><table:table-row><table:table-cell office:value='3'/><table:table-cell><text:p>z</text:p><office:annotation><text:p>seen</text:p></office:annotation></table:table-cell></table:table-row><table:shapes><draw:frame><draw:image/></draw:frame></table:shapes></table:table>"
-    yield Case(
-        "values.ods",
-        make_open_document("spreadsheet", values),
-        ("3", "z\n\n[Note: seen]"),
-        omissions=("1 pictures without",),
-    )
+    sheet = make_open_document("spreadsheet", values)
+    yield Case("values.ods", sheet, ("3", "z\n\n[Note: seen]"), omissions=("1 pictures without",))
     rows = f'<table:table table:name="Sales"><table:table-row>{cell("", "EU")}{cell("", "12")}</table:table-row><table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row><table:table-row>{cell("", "US")}{cell("", "3")}</table:table-row></table:table>'
     yield Case("rows.ods", make_open_document("spreadsheet", rows), ("## Sales", "| US | 3 |"))
     container = '<container><rootfiles><rootfile full-path="o/p.opf"/></rootfiles></container>'
