@@ -63,12 +63,13 @@ def make_word(body: str, **parts: str | bytes) -> bytes:
         f'<Relationship Id="r{number}" Type="{_RELATION}/{name.partition(".")[0].rstrip("0123456789")}" Target="{name}"/>'
         for number, name in enumerate(extra_parts)
     )
-    link = (
-        f'<Relationship Id="link" Type="{_RELATION}/hyperlink" Target="https://example.org/x" TargetMode="External"/>'
-    )
-    members["word/_rels/document.xml.rels"] = _RELATIONS(relations + link)
+    members["word/_rels/document.xml.rels"] = _RELATIONS(relations + _make_link("x"))
     members |= {f"word/{name}": content for name, content in extra_parts.items()}
     return make_zip(members)
+
+
+def _make_link(page: str) -> str:
+    return f'<Relationship Id="link" Type="{_RELATION}/hyperlink" Target="https://example.org/{page}" TargetMode="External"/>'
 
 
 def _read_members(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -85,6 +86,10 @@ def p(text: str, properties: str = "") -> str:
 def r(text: str, properties: str = "") -> str:
     """Return a run of text, the element w:r of Word."""
     return f'<w:r><w:rPr>{properties}</w:rPr><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def _link(text: str) -> str:
+    return f'<w:p><w:hyperlink w:id="link">{r(text)}</w:hyperlink></w:p>'
 
 
 def tc(text: str, properties: str = "") -> str:
@@ -122,7 +127,7 @@ def _mr(text: str) -> str:
 
 
 def _make_note(kind: str, text: str) -> str:
-    return f'<w:{kind}s {W}><w:{kind} w:id="1" w:author="Ada">{p(text)}</w:{kind}></w:{kind}s>'
+    return f'<w:{kind}s {W}><w:{kind} w:id="1" w:author="Ada">{_link(text)}</w:{kind}></w:{kind}s>'
 
 
 def _word_files() -> Iterator[Case]:
@@ -183,14 +188,15 @@ def _word_files() -> Iterator[Case]:
         f"{r(' Yes ')}{field.format(unset)}{r(' Never')}</w:p><w:p>{r('Colour: ')}{choice}</w:p>"
     )
     yield Case("fields.docx", fields, ("☒ Yes ☐ No", "☒ Yes ☐ Never", "Colour: umbra"), ("red",))
-    header, footer = f"<w:hdr {W}>{p('Contract 4711')}</w:hdr>", f"<w:ftr {W}>{p('Draft of May')}</w:ftr>"
-    body = make_word(p("Body."), header1__xml=header, footer1__xml=footer)
-    yield Case("header.docx", body, ("Contract 4711", "Draft of May"))
+    header, footer = f"<w:hdr {W}>{p('Contract 4711')}</w:hdr>", f"<w:ftr {W}>{_link('Draft of May')}</w:ftr>"
+    links = {f"_rels___{part}__xml__rels": _RELATIONS(_make_link(part)) for part in ("footer1", "footnotes")}
+    body = make_word(p("Body."), header1__xml=header, footer1__xml=footer, **links)
+    yield Case("header.docx", body, ("Contract 4711", "[Draft of May](https://example.org/footer1)"))
     commented = f'<w:p>{r("Body")}<w:r><w:commentReference w:id="1"/></w:r></w:p>'
     noted = f'<w:p>{r("In 1987")}<w:r><w:rPr>{SUPER}</w:rPr><w:footnoteReference w:id="1"/></w:r></w:p>'
     notes = {"comments__xml": _make_note("comment", "It is 42."), "footnotes__xml": _make_note("footnote", "See Ames.")}
-    facts = ("Body[^c1]", "[^c1]: Ada: It is 42.", "In 1987[^1]", "[^1]: See Ames.")
-    yield Case("notes.docx", make_word(commented + noted, **notes), facts, ("19871",))
+    facts = ("Body[^c1]", "[^c1]: Ada: It is 42.", "In 1987[^1]", "[^1]: [See Ames.](https://example.org/footnotes)")
+    yield Case("notes.docx", make_word(commented + noted, **notes, **links), facts, ("19871",))
     boxes = "".join(
         f"<wps:wsp><wps:txbx><w:txbxContent>{p(text)}</w:txbxContent></wps:txbx></wps:wsp>" for text in ("One", "Two")
     )
