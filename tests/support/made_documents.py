@@ -436,8 +436,8 @@ def _mail_files() -> Iterator[Case]:
     yield Case("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
     japanese_mail = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
     yield Case("japanese.eml", japanese_mail.encode("iso2022_jp"), ("東京タワー",))
-    box = b"From a@b Mon Jan  1 00:00:00 2024\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
-    yield Case("two.mbox", box, ("first", "Subject: two", "\nFrom here"), headings=("one", "two"))
+    box = b"From a@b Mon Jan  1 00:00:00 2024\nTo: <\nContent-Disposition: inline;name*0*\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
+    yield Case("two.mbox", box, ("To: <\n", "first", "Subject: two", "\nFrom here"), headings=("one", "two"))
     pictured = _make_mail()
     pictured.set_content("<p>See 10<sup>6</sup> <img src='cid:1'>", subtype="html")
     pictured.add_related(
