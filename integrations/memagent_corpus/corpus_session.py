@@ -343,7 +343,7 @@ class CorpusSession:
         finally:
             if options.log and log_folder:
                 if sources := sorted(log_folder.glob("*.sqlite")):
-                    merge_logs(RunLog(options.log), sources)
+                    merge_logs(RunLog(options.log), sources, is_own=True)
                 shutil.rmtree(log_folder, ignore_errors=True)
 
     async def _estimate_corpus(self) -> CorpusEstimate:
