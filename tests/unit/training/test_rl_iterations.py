@@ -194,7 +194,7 @@ def test_close_waits_for_a_running_collection(source, monkeypatch) -> None:
 
 async def test_loop_ends_after_three_collections_without_variance(source, set_collection) -> None:
     names = set_collection((0.0, 0.0), (0.0, 0.0))
-    with pytest.raises(EndOfLoop, match=r"of 2 questions, 0 were always answered right, 2 never"):
+    with pytest.raises(EndOfLoop, match=r"of 2 questions, 0 were always answered right, 2 had equal"):
         await source._collector.collect(0, 0)
     assert names == ["collection-0", "collection-1", "collection-2"]
     with pytest.raises(EndOfLoop):  # resumed: one more collection
