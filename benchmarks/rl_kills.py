@@ -293,7 +293,7 @@ def make_job(out: Path, arguments: argparse.Namespace) -> RLJob:
         out=out,
         settings={**SETTINGS, "learning_rate": arguments.learning_rate},
         iterations=arguments.iterations,
-        collect=CollectSettings(
+        collect_settings=CollectSettings(
             arguments.rollouts, arguments.groups, max_questions=16 * arguments.groups, concurrency=64
         ),
         measure_every=0,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import IO, Any, Final, TypeAlias
 
-GAP: Final = "\n\n"
+BLOCK_SEPARATOR: Final = "\n\n"
 """The separator that converters put between blocks."""
 _MAX_NESTING: Final = 8
 """The maximum depth of files inside files."""
@@ -147,7 +147,7 @@ class SourceFile:
         heading = f"file {name}"
         if kind in {"txt", "md", "csv"}:
             charset = "utf-8" if data == data.decode("utf-8", "ignore").encode() else "cp1252"  # as mail programs do
-            yield Block(data.decode(charset, "replace") + GAP, heading)
+            yield Block(data.decode(charset, "replace") + BLOCK_SEPARATOR, heading)
             return
         inner = SourceFile(name, kind, io.BytesIO(data), "", self.converters, self.depth + 1)
         has_label = False
@@ -163,7 +163,7 @@ class SourceFile:
                     has_label = True
                 else:
                     yield replace(part, place=", ".join(filter(None, (heading, part.place))))
-            yield Block(GAP)
+            yield Block(BLOCK_SEPARATOR)
         except ConversionError as error:
             reason = f"the package {error} is missing" if error.values["kind"] == "missing" else str(error)
             yield Omission(

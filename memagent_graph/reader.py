@@ -55,7 +55,7 @@ from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
-from memagent_graph.storage.private_files import get_default_run_log
+from memagent_graph.storage.private_files import get_default_run_log_path
 from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import load_tokenizer
 from memagent_graph.trace import MemoryUpdate, Trace
@@ -648,5 +648,5 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
 
 def _open_log(run_log: RunLog | Path | str | bool) -> RunLog | None:
     if isinstance(run_log, bool):
-        return RunLog(get_default_run_log()) if run_log else None
+        return RunLog(get_default_run_log_path()) if run_log else None
     return run_log if isinstance(run_log, RunLog) else RunLog(run_log)

@@ -210,7 +210,7 @@ def render_training_page() -> str:
     ]
     lines += format_table(("setting", "default", *presets, "meaning"), map(make_setting_row, setting_names))
     other_settings = ", ".join(
-        f"`{name}`" for name in config_type.list_names() if name not in {*setting_names, *config.FIXED_OPTIONS}
+        f"`{name}`" for name in config_type.list_setting_names() if name not in {*setting_names, *config.FIXED_OPTIONS}
     )
     lines += ["", f"With the meaning that transformers and TRL give them: {other_settings}.", ""]
     lines += ["Any other value of these is refused:", ""]

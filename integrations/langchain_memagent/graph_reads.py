@@ -29,7 +29,7 @@ from memagent_graph.reading.langgraph_internals import find_enclosing_exit_stack
 from memagent_graph.reading.state import Limits, ReaderContext, new_run_id
 from memagent_graph.reading.structured import with_response_format
 from memagent_graph.response_format import ResponseFormat, ResponseFormatSource
-from memagent_graph.storage.private_files import get_default_checkpoints
+from memagent_graph.storage.private_files import get_default_checkpoints_path
 from memagent_graph.trace import MemoryUpdate
 
 T = TypeVar("T")
@@ -57,7 +57,9 @@ class GraphReads:
     @cached_property
     def reader(self) -> MemAgent:
         """The reader, which has checkpoints."""
-        return self._agent if self._agent.keeps_checkpoints else self._agent.copy(checkpoints=get_default_checkpoints())
+        if self._agent.keeps_checkpoints:
+            return self._agent
+        return self._agent.copy(checkpoints=get_default_checkpoints_path())
 
     async def prepare(self) -> ReaderContext:
         """Return the reader's context. Raises what `MemAgent.aprepare` raises."""

@@ -132,7 +132,8 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             coroutine=self._aask,
             name="ask_tool_result",
             description="Ask further questions about a tool result that was too long to show and was read instead. "
-            f"It is read again, once for all the questions of a call. The reader is shown {agent.strategy.shows}.",
+            "It is read again, once for all the questions of a call. "
+            f"The reader is shown {agent.strategy.shown_extent}.",
             args_schema=AskToolResult,
             infer_schema=False,
             response_format="content_and_artifact",

@@ -53,7 +53,7 @@ from memagent_graph.settings import ReadSettings
 
 _DESCRIPTION = (
     "Ask questions about a document of any length, and get their answers with quotes from it. Use it for documents "
-    "that are too long to look at directly. The reader is shown {shows}. Ask everything that you need from one "
+    "that are too long to look at directly. The reader is shown {shown_extent}. Ask everything that you need from one "
     "document in one call: its questions share one pass over the document. Each question is answered on its own, from "
     "the document alone, so make it complete in itself."
 )
@@ -129,7 +129,7 @@ class ReadLongDocument(BaseTool):
     def model_post_init(self, context: Any, /) -> None:
         """Determine what can be read, and offer only that to the model."""
         super().model_post_init(context)
-        self.description = self.description or _DESCRIPTION.format(shows=self.agent.strategy.shows)
+        self.description = self.description or _DESCRIPTION.format(shown_extent=self.agent.strategy.shown_extent)
         self._reads = GraphReads(self.agent, self.answer_schema)
         self._sources = DocumentSources(
             AllowedRoots(self.roots, max_bytes=self.max_bytes), self.fetcher, self.backend, tuple(self.state_keys)

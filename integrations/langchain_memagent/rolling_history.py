@@ -32,7 +32,7 @@ from memagent_graph.reader import MemAgent
 from memagent_graph.reading.graph import build_graph
 from memagent_graph.reading.state import Limits, ReaderState, SequentialState
 from memagent_graph.reading.steps import Change, StepContext, overwrite_memory, read_chunk
-from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.reading.strategy import OPEN_DOCUMENT, Strategy, StrategyGraph
 from memagent_graph.reading.tracing import await_detached
 from memagent_graph.roles import UPDATE, Role
 from memagent_graph.tokenizers import Tokenizer
@@ -244,7 +244,7 @@ class _ContinueMemory(Strategy):
         graph.add_node("take_memory", self._take_memory)
         graph.add_node("read_chunk", read_chunk)
         graph.add_node("update_memory", overwrite_memory)
-        graph.add_edge(OPEN, "take_memory")
+        graph.add_edge(OPEN_DOCUMENT, "take_memory")
         graph.add_edge("take_memory", "read_chunk")
         graph.add_conditional_edges("read_chunk", _route_after_read_chunk, ["update_memory", END])
         graph.add_edge("update_memory", "read_chunk")

@@ -6,7 +6,7 @@ from typing import Final
 
 from memagent_converters.html_to_markdown import iter_markdown
 from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
-from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
+from memagent_graph.converters import BLOCK_SEPARATOR, Block, ConversionError, Omission, Parts, SourceFile
 from memagent_graph.documents.decoding import decode_web_text
 
 _FONT_ENCRYPTIONS: Final = frozenset(("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"))
@@ -35,7 +35,7 @@ def convert(source: SourceFile) -> Parts:
     }
     title = next((node.text for node in iter_descendants(package_root, "title") if node.text), None)
     if title:
-        yield Block(title.strip() + GAP)
+        yield Block(title.strip() + BLOCK_SEPARATOR)
     for chapter_number, item_reference in enumerate(iter_descendants(package_root, "itemref"), 1):
         chapter_id = get_attribute(item_reference, "idref")
         member = archive.resolve_path(package_path, hrefs_by_id.get(chapter_id) or f"chapter {chapter_id}")
@@ -43,4 +43,6 @@ def convert(source: SourceFile) -> Parts:
         if not chapter_content:
             yield Omission("chapters that are missing", member, "Get the complete book.")
             continue
-        yield from iter_markdown(decode_web_text(chapter_content, None), f"chapter {chapter_number}", end=GAP)
+        yield from iter_markdown(
+            decode_web_text(chapter_content, None), f"chapter {chapter_number}", end=BLOCK_SEPARATOR
+        )

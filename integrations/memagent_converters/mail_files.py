@@ -14,7 +14,7 @@ from email.parser import BytesParser
 from typing import Any, Final
 
 from memagent_converters.html_to_markdown import render_markdown
-from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
+from memagent_graph.converters import BLOCK_SEPARATOR, Block, ConversionError, Omission, Parts, SourceFile
 from memagent_graph.documents.decoding import decode_web_text
 
 _HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
@@ -37,7 +37,7 @@ def convert_box(source: SourceFile) -> Parts:
     for message_number, message_content in enumerate(_iter_messages(source), 1):
         yield Block("", f"message {message_number}")
         yield from _convert_message(source, _PARSER.parsebytes(message_content))
-        yield Block(GAP)
+        yield Block(BLOCK_SEPARATOR)
 
 
 def _iter_messages(source: SourceFile) -> Iterator[bytes]:
@@ -66,7 +66,7 @@ def _convert_message(source: SourceFile, message: Message[Any, Any]) -> Parts:
     """Yield a message's headers, text and attachments."""
     headers = [f"{name}: {_get_header(message, name)}" for name in _HEADERS if message[name] is not None]
     subject = _get_header(message, "Subject")
-    yield Block("\n".join(headers) + GAP if headers else "", headings=(subject,) if subject else None)
+    yield Block("\n".join(headers) + BLOCK_SEPARATOR if headers else "", headings=(subject,) if subject else None)
     yield from _convert_part(source, message)
 
 
@@ -100,7 +100,7 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
     elif part.get_content_disposition() == "attachment" or not content_type.startswith("text/"):
         yield from _convert_attachment(source, part, content_type)
     else:
-        yield Block(_render_text(part, content_type).strip() + GAP)
+        yield Block(_render_text(part, content_type).strip() + BLOCK_SEPARATOR)
 
 
 def _decode_text(part: Message[Any, Any]) -> str:
@@ -127,6 +127,6 @@ def _convert_attachment(source: SourceFile, part: Message[Any, Any], content_typ
     if content_type in {"application/pkcs7-mime", "application/pgp-encrypted"}:
         yield Omission("encrypted parts", name, "Save the message decrypted.")
     elif content_type.startswith("text/"):
-        yield Block(_render_text(part, content_type) + GAP, f"file {name}")
+        yield Block(_render_text(part, content_type) + BLOCK_SEPARATOR, f"file {name}")
     else:
         yield from source.convert_embedded(name, payload)

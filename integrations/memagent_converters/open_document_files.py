@@ -26,7 +26,7 @@ from memagent_converters.xml_archives import (
     iter_descendants,
     make_html_table,
 )
-from memagent_graph.converters import GAP, ConversionError, Parts, SourceFile
+from memagent_graph.converters import BLOCK_SEPARATOR, ConversionError, Parts, SourceFile
 
 _SKIPPED_TAGS: Final = frozenset(
     ("tracked-changes", "sequence-decls", "variable-decls", "forms", "settings", "bookmark-ref-format")
@@ -62,7 +62,7 @@ def convert(source: SourceFile) -> Parts:
             name = get_attribute(page, "name")
             heading = f"<h2>{escape(name)}</h2>" if is_sheet else ""
             label = f"sheet {name}" if is_sheet else f"slide {page_number}"
-            yield from iter_markdown(heading + document.format_block(page), label, end=GAP)
+            yield from iter_markdown(heading + document.format_block(page), label, end=BLOCK_SEPARATOR)
     yield from list_omissions(document.omission_counts)
 
 

@@ -22,7 +22,7 @@ import pypdfium2
 import pypdfium2.raw as pdfium_api
 
 from memagent_converters.equations import format_script
-from memagent_graph.converters import GAP, Block, ConversionError, Omission, Parts, SourceFile
+from memagent_graph.converters import BLOCK_SEPARATOR, Block, ConversionError, Omission, Parts, SourceFile
 
 _OCR_REMEDY: Final = (
     "Run optical character recognition on the file first, for example with ocrmypdf, or give a converter."
@@ -78,12 +78,12 @@ def convert(source: SourceFile) -> Parts:
                 f"{label} of the PDF file {source.name} cannot be read: {error}",
                 "The file is damaged: repair it (qpdf rewrites what it can), or remove the page.",
             ) from error
-        yield Block(text if page_index == pages[-1] else text + GAP, label)
+        yield Block(text if page_index == pages[-1] else text + BLOCK_SEPARATOR, label)
         yield from omissions
     yield from _read_xfa_values(document)
     for index in range(document.count_attachments()):
         attachment = document.get_attachment(index)
-        yield Block(GAP)
+        yield Block(BLOCK_SEPARATOR)
         yield from source.convert_embedded(attachment.get_name(), bytes(attachment.get_data()))
 
 
@@ -339,5 +339,5 @@ def _read_xfa_values(document: Any) -> Parts:
             for element in root.iter()
             if element.text and element.text.strip()
         ]
-        yield Block(GAP + "\n".join(values))
+        yield Block(BLOCK_SEPARATOR + "\n".join(values))
     yield Omission("XFA forms, of which only the values are read", "", "Print the file to a new PDF, and read that.")

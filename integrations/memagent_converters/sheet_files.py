@@ -14,7 +14,7 @@ import openpyxl
 from memagent_converters.html_to_markdown import MAX_REPEATED_LENGTH, format_rows, iter_markdown, list_omissions
 from memagent_converters.slide_files import iter_shapes
 from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
-from memagent_graph.converters import GAP, Block, Omission, Parts, SourceFile
+from memagent_graph.converters import BLOCK_SEPARATOR, Block, Omission, Parts, SourceFile
 
 _WORKBOOK: Final = "xl/workbook.xml"
 _MAX_EMPTY_ROWS: Final = 2_000_000
@@ -54,12 +54,12 @@ def convert(source: SourceFile) -> Parts:
             _fill_merged_cells(rows, range(left, min(right, column_count) + 1), range(top, bottom + 1))
         used_columns = sorted({column for row in rows.values() for column in row})
         table = [[row.get(column, "") for column in used_columns] for _, row in sorted(rows.items())]
-        yield Block(f"## {name}\n\n" + format_rows(table) + GAP, f"sheet {name}", (name,))
+        yield Block(f"## {name}\n\n" + format_rows(table) + BLOCK_SEPARATOR, f"sheet {name}", (name,))
         for heading in dict.fromkeys(_PAGE_HEADING.findall(sheet_xml)):
             pieces = _HEADER_CODE.sub(
                 lambda code: "&" if code[0] == "&&" else " ", html.unescape(heading.decode("utf-8", "replace"))
             ).split()
-            yield Block(f"On each page: {' '.join(pieces)}{GAP}" if pieces else "")
+            yield Block(f"On each page: {' '.join(pieces)}{BLOCK_SEPARATOR}" if pieces else "")
         if missing_values:
             yield Omission(
                 "formulas without a value", f"sheet {name}", "Open and save the workbook once.", missing_values
@@ -75,10 +75,10 @@ def _iter_drawings_and_comments(source: SourceFile, archive: XMLArchive) -> Part
             for comment in iter_descendants(archive.read_xml(member), "comment", "threadedComment"):
                 if text := "".join(comment.itertext()).strip():
                     yield Block(f"Comment at {get_attribute(comment, 'ref')}: {text}\n")
-            yield Block(GAP)
+            yield Block(BLOCK_SEPARATOR)
         elif member.startswith("xl/drawings/drawing"):
             root = archive.read_xml(member)
-            yield from iter_markdown("".join(iter_shapes(root, omission_counts)), end=GAP)
+            yield from iter_markdown("".join(iter_shapes(root, omission_counts)), end=BLOCK_SEPARATOR)
             omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
         elif member.startswith("xl/embeddings/"):
             yield from source.convert_embedded(member.rpartition("/")[2], archive.read(member))

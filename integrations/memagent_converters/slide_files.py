@@ -20,7 +20,7 @@ from memagent_converters.xml_archives import (
     iter_descendants,
     make_html_table,
 )
-from memagent_graph.converters import GAP, Parts, SourceFile
+from memagent_graph.converters import BLOCK_SEPARATOR, Parts, SourceFile
 
 _PRESENTATION: Final = "ppt/presentation.xml"
 _TITLE_PLACEHOLDERS: Final = frozenset(("title", "ctrTitle"))
@@ -55,7 +55,7 @@ def convert(source: SourceFile) -> Parts:
                 omission_counts["charts"] += 1
             elif kind in {"package", "oleObject"}:
                 yield from source.convert_embedded(target.rpartition("/")[2], archive.read(target))
-        yield from iter_markdown(html, label, end=GAP)
+        yield from iter_markdown(html, label, end=BLOCK_SEPARATOR)
         yield from list_omissions(omission_counts, label)
 
 

@@ -78,9 +78,9 @@ class Mcp(ReaderOptions):
 
     def make_reader(self) -> MemAgent:
         """Build the reader of the server."""
-        from memagent_graph.storage.private_files import get_default_checkpoints  # noqa: PLC0415
+        from memagent_graph.storage.private_files import get_default_checkpoints_path  # noqa: PLC0415
 
-        options = replace(self, checkpoints=self.checkpoints or str(get_default_checkpoints()))
+        options = replace(self, checkpoints=self.checkpoints or str(get_default_checkpoints_path()))
         return open_reader(options, self.make_settings(), is_logged=not self.no_log)
 
     def make_server(self, reader: MemAgent) -> Any:  # a `MemAgentServer`, of a layer above

@@ -152,7 +152,9 @@ def make_server(
     tools = Tools(reader, request_roots, max_limits=limits or Limits())
     server = MemAgentServer(tools)
     for tool in tools.supported_tools:
-        reader_note = f"\n\nThe reader is shown {reader.strategy.shows}." if tool.__name__ in _READING_TOOLS else ""
+        reader_note = (
+            f"\n\nThe reader is shown {reader.strategy.shown_extent}." if tool.__name__ in _READING_TOOLS else ""
+        )
         server.add_tool(
             tool,
             description=f"{inspect.getdoc(tool)}{reader_note}",

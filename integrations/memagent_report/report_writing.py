@@ -26,7 +26,7 @@ from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
 from memagent_graph.reading.steps import Change, StepContext, branch
-from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.reading.strategy import OPEN_DOCUMENT, Strategy, StrategyGraph
 from memagent_graph.roles import ParsedReply, ParseFailure, Role
 from memagent_graph.trace import Writes
 from memagent_report.evidence_matrix import (
@@ -142,7 +142,7 @@ class ReportPlan(Strategy):
     def wire(self, graph: StrategyGraph) -> None:
         """Add the node and its edges."""
         graph.add_node("ask_for_questions", _ask_for_questions)
-        graph.add_edge(OPEN, "ask_for_questions")
+        graph.add_edge(OPEN_DOCUMENT, "ask_for_questions")
         graph.add_edge("ask_for_questions", END)
 
 
@@ -203,7 +203,7 @@ class ReportWriting(Strategy):
         graph.add_node("write_section", _write_section)
         graph.add_node("judge", _judge)
         graph.add_node("put_together", self._put_together)
-        graph.add_edge(OPEN, "outline")
+        graph.add_edge(OPEN_DOCUMENT, "outline")
         graph.add_conditional_edges("outline", self._list_branches, ["write_section", "judge", "put_together"])
         graph.add_edge("write_section", "put_together")
         graph.add_edge("judge", "put_together")

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent_graph.addresses import AllowedNames
 from memagent_graph.plain_text import make_one_line
-from memagent_graph.policies.redaction import make_redaction
+from memagent_graph.policies.redaction import make_redactor
 from memagent_serve.api_errors import APIError, make_stopping_error, to_api_error
 from memagent_serve.keys import Keys
 from memagent_serve.metrics import Metrics
@@ -59,8 +59,8 @@ class Guard:
     """The policy's keys and passwords."""
 
     def __post_init__(self) -> None:
-        self._redact_errors = make_redaction(self.secrets)
-        self._redact_texts = make_redaction(secret for secret in self.secrets if len(secret) >= _MIN_SECRET_LENGTH)
+        self._redact_errors = make_redactor(self.secrets)
+        self._redact_texts = make_redactor(secret for secret in self.secrets if len(secret) >= _MIN_SECRET_LENGTH)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -41,7 +41,7 @@ from memagent_graph.settings import ReadSettings
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-_BUILT_IN: Final = {
+_BUILT_IN_COMMANDS: Final = {
     "read": "read:Read",
     "resume": "read:Resume",
     "doctor": "policy_commands:Doctor",
@@ -133,13 +133,13 @@ class CommandGroup(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands, those of this package first."""
-        return [*_BUILT_IN, *_list_added_commands()]
+        return [*_BUILT_IN_COMMANDS, *_list_added_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command. Other packages are searched only for names that this package does not have."""
         if cmd_name in self.commands:
             return self.commands[cmd_name]
-        if cmd_name in _BUILT_IN:
+        if cmd_name in _BUILT_IN_COMMANDS:
             return _load_built_in_command(cmd_name)
         added_commands = _list_added_commands()
         if cmd_name in added_commands:
@@ -150,7 +150,7 @@ class CommandGroup(typer.core.TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands. Those of other packages are shown by their summaries, without importing them."""
-        self.commands = {name: _load_built_in_command(name) for name in _BUILT_IN}
+        self.commands = {name: _load_built_in_command(name) for name in _BUILT_IN_COMMANDS}
         for name, entry in _list_added_commands().items():
             self.commands[name] = typer.core.TyperCommand(name, help=read_summary(entry))
         super().format_help(ctx, formatter)
@@ -160,7 +160,7 @@ def _list_added_commands() -> dict[str, EntryPoint]:
     """Return the commands of other packages by name, without the names that this package has."""
     from memagent_graph.entry_points import COMMANDS, list_entry_points
 
-    return {name: entry for name, entry in list_entry_points(COMMANDS).items() if name not in _BUILT_IN}
+    return {name: entry for name, entry in list_entry_points(COMMANDS).items() if name not in _BUILT_IN_COMMANDS}
 
 
 def read_summary(entry: EntryPoint) -> str:
@@ -175,7 +175,7 @@ def read_summary(entry: EntryPoint) -> str:
 
 
 def _load_built_in_command(name: str) -> Any:
-    module, _, attribute = _BUILT_IN[name].partition(":")
+    module, _, attribute = _BUILT_IN_COMMANDS[name].partition(":")
     command = getattr(import_module(f"memagent_graph.cli.{module}"), attribute)
     if not isinstance(command, Mapping):
         return _make_click_command({name: command})

@@ -18,7 +18,7 @@ import typer
 from memagent_graph.errors import MemAgentError
 from memagent_graph.settings import PolicySettings, ReadSettings, RuleSettings, WordingSettings, list_text_fields
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_text_file
-from memagent_graph.storage.private_files import get_default_checkpoints
+from memagent_graph.storage.private_files import get_default_checkpoints_path
 
 if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
@@ -133,7 +133,7 @@ def open_reader(command: Any, settings: ReadSettings, *, store: Any = None, is_l
     return MemAgent(
         settings=settings,
         store=store or command.store,
-        checkpoints=command.checkpoints or (get_default_checkpoints() if is_logged else None),
+        checkpoints=command.checkpoints or (get_default_checkpoints_path() if is_logged else None),
         run_log=(command.log or True) if is_logged else False,
     )
 

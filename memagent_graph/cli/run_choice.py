@@ -15,7 +15,7 @@ import typer
 
 from memagent_graph.errors import RunLogError, RunNotFoundError
 from memagent_graph.events import StopReason
-from memagent_graph.storage.private_files import get_default_run_log
+from memagent_graph.storage.private_files import get_default_run_log_path
 
 if TYPE_CHECKING:
     from memagent_graph.run_log import RunFilter, RunLog
@@ -175,7 +175,7 @@ def open_log(path: Path | None) -> RunLog:
     """Return the log, which must exist."""
     from memagent_graph.run_log import RunLog
 
-    path = path or get_default_run_log()
+    path = path or get_default_run_log_path()
     with suppress(PermissionError):  # the log reports it with a hint
         if not path.exists():
             raise RunLogError(

@@ -16,7 +16,7 @@ from memagent_graph.cli.options import JSONOption, LogOption, StoreOption, print
 from memagent_graph.cli.run_choice import LATEST, LISTED_RUNS, RunArgument, RunChoice, find_run, open_log
 from memagent_graph.errors import RunLogError
 from memagent_graph.plain_text import format_count, make_one_line
-from memagent_graph.storage.private_files import get_default_checkpoints, get_default_run_log
+from memagent_graph.storage.private_files import get_default_checkpoints_path, get_default_run_log_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -221,7 +221,7 @@ class Import:
         with Console().show_status("importing the runs"):
             if missing := next((source for source in self.sources if not source.exists()), None):
                 raise RunLogError(f"there is no file {missing}", hint="Check the path of the file.")
-            log = RunLog(self.log or get_default_run_log())
+            log = RunLog(self.log or get_default_run_log_path())
             logs = [source for source in self.sources if is_sqlite_file(source)]
             files = (source for source in self.sources if source not in logs)
             reports = [import_runs(log, source, replace=self.replace) for source in files]
@@ -287,7 +287,7 @@ def _is_being_read(log: RunLog, run_id: str) -> bool:
     """Return whether a reader holds a run, by the default checkpoint file and the one in the log's folder."""
     from memagent_graph.storage.checkpoints import is_being_read
 
-    files = {get_default_checkpoints(), log.path.with_name(get_default_checkpoints().name)}
+    files = {get_default_checkpoints_path(), log.path.with_name(get_default_checkpoints_path().name)}
     return any(is_being_read(checkpoints, run_id) for checkpoints in files)
 
 

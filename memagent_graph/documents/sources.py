@@ -11,7 +11,7 @@ from typing import IO, Any, Final, NotRequired
 
 from typing_extensions import TypedDict
 
-from memagent_graph.converters import GAP, Block, Parts
+from memagent_graph.converters import BLOCK_SEPARATOR, Block, Parts
 from memagent_graph.documents.conversion import list_converters
 from memagent_graph.documents.omissions import StoredOmission
 from memagent_graph.errors import DocumentError
@@ -183,7 +183,7 @@ class Document:
         blocks = [
             block
             for index, document in enumerate(documents)
-            for block in (Block(GAP), Block(document.page_content, _make_source_label(document, index)))
+            for block in (Block(BLOCK_SEPARATOR), Block(document.page_content, _make_source_label(document, index)))
         ]
         return cls(name or _make_source_name(documents), TEXT_TYPE, tuple(blocks[1:]))
 

@@ -40,7 +40,7 @@ from memagent_graph.errors import (
     EncodingError,
 )
 from memagent_graph.storage.bounded_files import read_json_file
-from memagent_graph.storage.private_files import create_private_folder, get_default_store, write_atomically
+from memagent_graph.storage.private_files import create_private_folder, get_default_store_path, write_atomically
 
 _MarkKind = Literal["sections", "headings"]
 _Kind = Literal["text", "sections", "headings"]
@@ -411,13 +411,13 @@ def open_store(folder: Path | str | None) -> DocumentStore:
             f"--store must be a folder, got the address {folder.split('://')[0]}://...",
             hint="Use a folder. Machines can share one that all of them mount.",
         )
-    return DocumentStore(folder or get_default_store())
+    return DocumentStore(folder or get_default_store_path())
 
 
 def find_store(document: DocumentRef, log: Path) -> DocumentStore:
     """Return the store that has a log's document: next to the log (as in evaluations), or else in the data folder."""
-    store_near_log = DocumentStore(log.with_name(get_default_store().name))
+    store_near_log = DocumentStore(log.with_name(get_default_store_path().name))
     with contextlib.suppress(DocumentError, OSError):
         if store_near_log.has_text(document):
             return store_near_log
-    return DocumentStore(get_default_store())
+    return DocumentStore(get_default_store_path())

@@ -24,7 +24,7 @@ from memagent_graph.policies.api_variants import (
     parse_finish_reason,
     parse_token_usage,
 )
-from memagent_graph.policies.redaction import make_redaction
+from memagent_graph.policies.redaction import make_redactor
 from memagent_graph.policy import Completion, FinishReason, Messages, SamplingParams
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ChatModelPolicy:
                     continue
                 self._unsupported -= refused_options
                 secrets = (value for value in vars(self._model).values() if isinstance(value, SecretStr))
-                redact = make_redaction(secret.get_secret_value() for secret in secrets)
+                redact = make_redactor(secret.get_secret_value() for secret in secrets)
                 traceback_text = "".join(traceback.format_exception(error))
                 hint = "It comes from the chat model: check its key, its address and its own settings."
                 raise PolicyError(redact(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (

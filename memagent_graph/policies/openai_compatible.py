@@ -34,7 +34,7 @@ from memagent_graph.policies.api_variants import (
     make_sampling_notes,
 )
 from memagent_graph.policies.model_info import ModelInfo, find_model_info
-from memagent_graph.policies.redaction import find_credentials, find_query_credentials, make_redaction
+from memagent_graph.policies.redaction import find_credentials, find_query_credentials, make_redactor
 from memagent_graph.policies.replies import decode_completion, parse_model_entries
 from memagent_graph.policies.sending import Sender, find_proxy, load_certificates
 from memagent_graph.policies.server_errors import MalformedReplyError, Server
@@ -141,7 +141,7 @@ class OpenAICompatiblePolicy:
         """Keys and passwords, which must not appear in any message."""
         self._server = Server(
             self.base_url,
-            make_redaction(self.secrets),
+            make_redactor(self.secrets),
             connect_timeout,
             read_timeout,
             max_retries,

@@ -40,7 +40,7 @@ def find_query_credentials(parameters: Mapping[str, object]) -> Iterator[str]:
             yield text
 
 
-def make_redaction(secrets: Iterable[str]) -> Callable[[str], str]:
+def make_redactor(secrets: Iterable[str]) -> Callable[[str], str]:
     """Return a function that replaces secrets in a text with "[hidden]", in every spelling that a server may use.
 
     A secret of fewer than 8 characters is replaced only as a whole word, so that a password such as "pw" does not make

@@ -39,7 +39,7 @@ from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.roles import Role
 from memagent_graph.trace import Call
 
-OPEN = "open_document"
+OPEN_DOCUMENT = "open_document"
 """The first node of every graph. It resets the state of an earlier run on the same thread."""
 _INPUT_KEYS = frozenset({"question", "document"})
 
@@ -56,13 +56,15 @@ class Strategy(ABC):
     numbers, dates, lists, dicts, and sets of strings, numbers or dates are unchanged; other sets are lists, and
     messages and objects of your own classes are plain values. A state of more than 128 KiB needs texts as the keys of
     its dicts, and at most 6 objects inside each other. Arrays of NumPy are refused."""
-    continues_after: ClassVar[str] = OPEN
+    continues_after: ClassVar[str] = OPEN_DOCUMENT
     """The node after which a run that was stopped at a limit continues."""
     uses_previous_calls: ClassVar[bool] = False
     """Whether the steps use `StepContext.load_previous_calls`. It is available only then."""
     reads_all: ClassVar[bool] = True
     """Whether the policy sees all of the document. A profile may only name a strategy that does."""
-    shows: ClassVar[str] = "all of it, from beginning to end, unless the read stops early, which the answer then says"
+    shown_extent: ClassVar[str] = (
+        "all of it, from beginning to end, unless the read stops early, which the answer then says"
+    )
     """The parts of a document that the policy sees, in words for agents. See also `ReadResult.extent`."""
 
     def require_at_least(self, minimum: int, *options: str, alternative: str = "") -> None:
@@ -86,7 +88,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def wire(self, graph: StrategyGraph) -> None:
-        """Add nodes and edges from the existing node `OPEN` to END."""
+        """Add nodes and edges from the existing node `OPEN_DOCUMENT` to END."""
 
     def compute_current_memory(self, state: Mapping[str, Any], context: ReaderContext) -> str:
         """Return the memory from which the policy would answer now."""
@@ -139,8 +141,8 @@ class StrategyGraph:
             )
         self._routes: dict[str, Route] = {}
         """The conditional edges, by their start node."""
-        self.add_node(OPEN, self._open_document)
-        self.builder.add_edge(START, OPEN)
+        self.add_node(OPEN_DOCUMENT, self._open_document)
+        self.builder.add_edge(START, OPEN_DOCUMENT)
         try:
             strategy.wire(self)
             for node in [node.runnable for node in self.builder.nodes.values()]:

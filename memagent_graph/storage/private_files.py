@@ -21,17 +21,17 @@ def get_data_folder() -> Path:
     return Path(os.environ.get("MEMAGENT_HOME") or platformdirs.user_data_dir("memagent"))
 
 
-def get_default_store() -> Path:
+def get_default_store_path() -> Path:
     """Return the default folder for texts of documents."""
     return get_data_folder() / "documents"
 
 
-def get_default_checkpoints() -> Path:
+def get_default_checkpoints_path() -> Path:
     """Return the default file for checkpoints."""
     return get_data_folder() / "checkpoints.sqlite"
 
 
-def get_default_run_log() -> Path:
+def get_default_run_log_path() -> Path:
     """Return the default file for the run log."""
     return get_data_folder() / "runs.sqlite"
 

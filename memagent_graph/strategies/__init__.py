@@ -39,7 +39,7 @@ from memagent_graph.reading.strategy import Strategy as Strategy
 from memagent_graph.settings import parse_text
 from memagent_graph.strategies.overwrite import Overwrite as Overwrite
 
-_SHIPPED: Final = {
+_BUILT_IN_STRATEGIES: Final = {
     "overwrite": "overwrite:Overwrite",
     "gated": "gated:Gated",
     "refine": "overwrite:Refine",
@@ -57,7 +57,7 @@ _SHIPPED: Final = {
 
 def list_strategy_names() -> tuple[str, ...]:
     """Return the names that `load_strategy` takes."""
-    return tuple(dict.fromkeys((*_SHIPPED, *list_entry_points(STRATEGIES))))
+    return tuple(dict.fromkeys((*_BUILT_IN_STRATEGIES, *list_entry_points(STRATEGIES))))
 
 
 def is_strategy(text: str) -> bool:
@@ -105,8 +105,8 @@ def load_strategy(strategy: Strategy | type[Strategy] | str | None, *, allow_own
     if not isinstance(strategy, str):
         return _make_strategy(strategy, repr(strategy), {})
     name, options = split_options(strategy)
-    if name in _SHIPPED:
-        return _make_strategy(resolve_name(f"{__name__}.{_SHIPPED[name]}"), name, options)
+    if name in _BUILT_IN_STRATEGIES:
+        return _make_strategy(resolve_name(f"{__name__}.{_BUILT_IN_STRATEGIES[name]}"), name, options)
     if name.partition(":")[0] in list_strategy_names():
         raise StrategyError(
             f"{strategy} has an option without a value", hint=f"Write it as {name}=VALUE, such as gated:stop=yes."
@@ -143,7 +143,7 @@ def _make_strategy(strategy: Any, name: str, options: Mapping[str, str]) -> Stra
         instance = strategy_class(**values)
     elif values:
         instance = replace(strategy, **values)
-    if instance.name in _SHIPPED and not strategy_class.__module__.startswith(__name__):
+    if instance.name in _BUILT_IN_STRATEGIES and not strategy_class.__module__.startswith(__name__):
         raise StrategyError(
             f"{name} has the name {instance.name!r}, which is the name of a strategy of this package",
             hint="Choose another name: logs and resumed runs identify strategies by name.",

@@ -28,7 +28,7 @@ from memagent_graph.errors import BudgetError
 from memagent_graph.prompts import read_template
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.reading.steps import Change, StepContext, end_with_answer
-from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.reading.strategy import OPEN_DOCUMENT, Strategy, StrategyGraph
 from memagent_graph.retriever import BM25Retriever, Retriever, rank_texts
 from memagent_graph.roles import ANSWER, UPDATE, Role, complete_prompts, read_answer_instructions
 from memagent_graph.trace import Span, Writes
@@ -153,7 +153,7 @@ class Excerpt(Strategy):
         """Add the two steps."""
         graph.add_node("choose_excerpt", self._choose_excerpt)
         graph.add_node("show_excerpt", self._show_excerpt)
-        graph.add_edge(OPEN, "choose_excerpt")
+        graph.add_edge(OPEN_DOCUMENT, "choose_excerpt")
         graph.add_edge("choose_excerpt", "show_excerpt")
         graph.add_edge("show_excerpt", END)
 
@@ -216,7 +216,7 @@ class MiddleTruncation(Excerpt):
     """One call with the document's beginning and end, half of the window for each, without the middle."""
 
     name: ClassVar[str] = "middle_truncation"
-    shows: ClassVar[str] = "its beginning and its end, and the middle only if all of it fits"
+    shown_extent: ClassVar[str] = "its beginning and its end, and the middle only if all of it fits"
 
     async def choose(self, window: ExcerptWindow) -> tuple[list[Span], int]:
         """Return the document's beginning and end, or the whole document if it fits."""
@@ -249,7 +249,7 @@ class Retrieval(Excerpt):
     """Ranks chunks. The default is BM25."""
 
     name: ClassVar[str] = "retrieval"
-    shows: ClassVar[str] = "only the passages that a search finds for each question, not the whole document"
+    shown_extent: ClassVar[str] = "only the passages that a search finds for each question, not the whole document"
 
     def __post_init__(self) -> None:
         self.require_at_least(0, "chunks", "chunk_tokens")

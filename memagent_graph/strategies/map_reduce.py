@@ -23,7 +23,7 @@ from memagent_graph.prompts import Prompts, read_template
 from memagent_graph.reading.policy_request import Reply
 from memagent_graph.reading.state import ReaderContext, ReaderState, merge_entries
 from memagent_graph.reading.steps import Change, Step, StepContext, branch, end_with_answer, get_chosen_chunk
-from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.reading.strategy import OPEN_DOCUMENT, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, ParsedReply, Role
 from memagent_graph.trace import Call
 
@@ -247,7 +247,7 @@ class MapReduce(BranchingStrategy):
 
         graph.add_node("choose_chunks", self._choose_chunks)
         graph.add_node(node, read_chunk)
-        graph.add_edge(OPEN, "choose_chunks")
+        graph.add_edge(OPEN_DOCUMENT, "choose_chunks")
         graph.add_conditional_edges("choose_chunks", branch_per_chunk, [node, "gather", END])
         graph.add_edge(node, "choose_chunks")
 

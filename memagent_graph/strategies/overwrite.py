@@ -20,7 +20,7 @@ from memagent_graph.reading.steps import (
     read_with_memory,
     route_after_read_chunk,
 )
-from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.reading.strategy import OPEN_DOCUMENT, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
 
 
@@ -57,7 +57,7 @@ class SequentialStrategy(Strategy):
         """Add the loop of the paper, between the choice of a chunk and the step that reads it, and the answer."""
         graph.add_loop("read_chunk", self._read_chunk, self.update_node, self._update_memory)
         graph.add_node("answer", answer)
-        graph.add_edge(OPEN, "read_chunk")
+        graph.add_edge(OPEN_DOCUMENT, "read_chunk")
         graph.add_conditional_edges(
             "read_chunk", route_after_read_chunk(self.update_node), [self.update_node, "answer", END]
         )
@@ -72,10 +72,10 @@ class SequentialStrategy(Strategy):
         """Choose the next chunk; at the document's end the first one, if there is another pass."""
         change = await read_chunk(state, step)
         pass_number, memory = state.get("pass_number") or 1, state.get("memory") or ""
-        is_last = pass_number >= self.passes or memory == (state.get("earlier_memory") or "")
+        is_last_pass = pass_number >= self.passes or memory == (state.get("earlier_memory") or "")
         chunks = state.get("chunks_read") or 0
         has_chunk = change.get("span") is not None
-        if is_last or has_chunk or "stop_reason" in change or chunks - (state.get("earlier_chunks") or 0) < 2:
+        if is_last_pass or has_chunk or "stop_reason" in change or chunks - (state.get("earlier_chunks") or 0) < 2:
             return change
         pass_start = {
             "cursor": None,
@@ -98,7 +98,7 @@ class Overwrite(SequentialStrategy):
     roles: ClassVar[tuple[Role, ...]] = (UPDATE, ANSWER)
 
 
-IMPROVE = Role("refine", template=read_template("refine"), fallback="update")
+REFINE = Role("refine", template=read_template("refine"), fallback="update")
 """Writes a new draft from a draft and the next chunk. A policy with its own prompts updates the draft like a memory."""
 
 
@@ -110,5 +110,5 @@ class Refine(SequentialStrategy):
     """
 
     name: ClassVar[str] = "refine"
-    roles: ClassVar[tuple[Role, ...]] = (IMPROVE, ANSWER)
+    roles: ClassVar[tuple[Role, ...]] = (REFINE, ANSWER)
     update_node: ClassVar[str] = "improve_draft"

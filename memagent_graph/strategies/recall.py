@@ -20,7 +20,7 @@ from memagent_graph.reading.steps import (
     read_chunk,
     route_after_read_chunk,
 )
-from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.reading.strategy import OPEN_DOCUMENT, Strategy, StrategyGraph
 from memagent_graph.retriever import BM25Retriever, Retriever, cut_passages, rank_texts
 from memagent_graph.roles import ANSWER, ParsedReply, ParseFailure, Role
 from memagent_graph.trace import Call, Span, Writes
@@ -100,7 +100,7 @@ class Recall(Strategy):
         steps = {"read_chunk": read_chunk, "recall_update": self._update, "recall_last": _update_last, "answer": answer}
         for name, step in {**steps, "look_up": self._look_up}.items():
             graph.add_node(name, step)
-        edges = {OPEN: "read_chunk", "recall_update": "read_chunk", "recall_last": "answer", "answer": END}
+        edges = {OPEN_DOCUMENT: "read_chunk", "recall_update": "read_chunk", "recall_last": "answer", "answer": END}
         for start, end in edges.items():
             graph.add_edge(start, end)
         graph.add_conditional_edges(

@@ -20,7 +20,7 @@ from memagent_graph.reading.steps import (
     read_chunk,
     route_after_read_chunk,
 )
-from memagent_graph.reading.strategy import OPEN, Strategy, StrategyGraph
+from memagent_graph.reading.strategy import OPEN_DOCUMENT, Strategy, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, ParsedReply, ParseFailure, Role
 from memagent_graph.trace import Writes
 
@@ -99,7 +99,7 @@ class Reread(Strategy):
         graph.add_node("integrate", _integrate)
         graph.add_node("answer", answer)
         graph.add_node("decompose", self._decompose)
-        graph.add_edge(OPEN, "read_chunk")
+        graph.add_edge(OPEN_DOCUMENT, "read_chunk")
         graph.add_edge("update_memory", "read_chunk")
         graph.add_edge("integrate", "decompose")
         after_read = route_after_read_chunk("update_memory", _choose_node_after_reading)

@@ -15,7 +15,7 @@ from memagent_graph.documents.chunking import Cursor, start_cursor
 from memagent_graph.errors import StrategyError
 from memagent_graph.reading.state import merge_entries
 from memagent_graph.reading.steps import Change, StepContext, branch
-from memagent_graph.reading.strategy import OPEN, StrategyGraph
+from memagent_graph.reading.strategy import OPEN_DOCUMENT, StrategyGraph
 from memagent_graph.roles import ANSWER, UPDATE, Role
 from memagent_graph.strategies.map_reduce import MERGE, BranchingState, BranchingStrategy, add_finding
 
@@ -60,7 +60,7 @@ class Segments(BranchingStrategy):
         graph.add_node("choose_segments", _choose_segments)
         graph.add_node("read_segment", _read_segment)
         self.wire_merging(graph)
-        graph.add_edge(OPEN, "cut_segments")
+        graph.add_edge(OPEN_DOCUMENT, "cut_segments")
         graph.add_edge("cut_segments", "choose_segments")
         graph.add_conditional_edges("choose_segments", _route_to_segments, ["read_segment", "gather", END])
         graph.add_edge("read_segment", "choose_segments")

@@ -128,7 +128,7 @@ def test_a_server_killed_during_a_collection_is_restarted(vllm_python, tmp_path)
                 threading.Timer(0.3, lambda: killed_pids.append(kill_server(other_pids))).start()
 
     collect_settings = CollectSettings(rollouts=4, groups=4, max_questions=64, concurrency=32)
-    loop = run(make_job(out, iterations=2, collect=collect_settings), KillServer())
+    loop = run(make_job(out, iterations=2, collect_settings=collect_settings), KillServer())
     assert killed_pids
     assert loop.steps == 2
     check_loop(out, 2)

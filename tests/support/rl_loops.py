@@ -41,7 +41,7 @@ def make_job(out: Path, **changes: Any) -> RLJob:
         "lengths": (500,),
         "iterations": 3,
         "settings": SETTINGS,
-        "collect": CollectSettings(rollouts=4, groups=4, max_questions=64, concurrency=32),
+        "collect_settings": CollectSettings(rollouts=4, groups=4, max_questions=64, concurrency=32),
         "measure_every": 0,
         "small": True,
     }

@@ -35,7 +35,7 @@ from memagent_graph import (
     load_tokenizer,
 )
 from memagent_graph.errors import PolicyError, PolicyUnreachableError
-from memagent_graph.storage.private_files import get_default_run_log
+from memagent_graph.storage.private_files import get_default_run_log_path
 from memagent_graph.strategies.map_reduce import MapReduce
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
@@ -250,7 +250,7 @@ def test_after_kills_at_most_the_open_chunks_are_read_again(
         prompts = [body["messages"][0]["content"] for body in server.requests]
     assert kill_count >= 1
     assert result["answer"] == "4711"
-    log = RunLog(get_default_run_log())
+    log = RunLog(get_default_run_log_path())
     read_count = sum(bool(conversation.reads) for conversation in log.conversations("r"))
     repetitions = sum("<section>" in prompt for prompt in prompts) - read_count
     # A chunk is open until its reply is in the file. While some wait to be written, as many others may be requested.

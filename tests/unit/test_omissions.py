@@ -12,7 +12,7 @@ from memagent_graph.errors import DocumentError, IncompleteDocumentError, Unsupp
 from memagent_graph.events import EventKind
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.reader import MemAgent
-from memagent_graph.storage.private_files import get_default_store
+from memagent_graph.storage.private_files import get_default_store_path
 from memagent_graph.timeline.model import build_timeline
 from memagent_graph.timeline.page import render_page
 from memagent_graph.timeline.view import load_run_view
@@ -45,7 +45,7 @@ def test_every_view_shows_the_omission():
         assert IMAGE_PAGES in result.extent
         assert result.to_dict()["events"][0]["kind"] == "document_incomplete"
         assert any(IMAGE_PAGES in detail for detail in describe_read(result, [])["not_in_text"])
-        timeline = build_timeline(load_run_view(agent.run_log, result.run_id, DocumentStore(get_default_store())))
+        timeline = build_timeline(load_run_view(agent.run_log, result.run_id, DocumentStore(get_default_store_path())))
     assert timeline.events[EventKind.DOCUMENT_INCOMPLETE] == 1
     assert IMAGE_PAGES in render_page(timeline)
     assert "document_incomplete 1" in format_run(timeline)

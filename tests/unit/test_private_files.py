@@ -21,7 +21,7 @@ from memagent_graph.run_log import RunLog
 from memagent_graph.run_log.exchange import export_runs
 from memagent_graph.run_log.exchange.logged_run import load_run
 from memagent_graph.storage.file_locks import lease
-from memagent_graph.storage.private_files import get_data_folder, get_default_checkpoints, get_default_run_log
+from memagent_graph.storage.private_files import get_data_folder, get_default_checkpoints_path, get_default_run_log_path
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="this system has no file modes")
 
@@ -40,7 +40,7 @@ def usual_umask():
 def test_files_of_a_read_are_private_to_their_owner() -> None:
     read_once()
     files = [path for path in get_data_folder().rglob("*") if path.is_file()]
-    assert {get_default_run_log(), get_default_checkpoints()} < set(files)
+    assert {get_default_run_log_path(), get_default_checkpoints_path()} < set(files)
     assert [path for path in files if get_mode(path) & 0o077] == []
     assert get_mode(get_data_folder()) == get_mode(get_data_folder() / "documents") == 0o700
 
@@ -58,7 +58,7 @@ def test_existing_modes_of_a_folder_and_a_file_are_kept(tmp_path) -> None:
 
 def read_once() -> None:
     policy = ScriptedPolicy(lambda prompt: r"\boxed{1904}")
-    with MemAgent(policy, tokenizer="embedded", checkpoints=get_default_checkpoints()) as reader:
+    with MemAgent(policy, tokenizer="embedded", checkpoints=get_default_checkpoints_path()) as reader:
         reader.read("The tower was built in 1904.", "When?", run_id="r")
 
 
@@ -92,16 +92,16 @@ def read_texts(path: Path) -> list[str | None]:
 
 
 def test_a_read_only_log_can_be_shown_and_exported_but_not_written(home) -> None:
-    expected = read_texts(get_default_run_log())
-    with closing(sqlite3.connect(get_default_run_log())) as connection:
+    expected = read_texts(get_default_run_log_path())
+    with closing(sqlite3.connect(get_default_run_log_path())) as connection:
         connection.execute("SELECT * FROM runs")  # SQLite keeps its other files until the last connection is closed
         set_modes(home, 0o555, 0o444)
-        assert call_as_other_user(lambda: read_texts(get_default_run_log())) == expected
-    assert not get_default_run_log().with_name("runs.sqlite-wal").exists()
+        assert call_as_other_user(lambda: read_texts(get_default_run_log_path())) == expected
+    assert not get_default_run_log_path().with_name("runs.sqlite-wal").exists()
     assert call_as_other_user(lambda: read_texts(open_log(None).path)) == expected
     assert call_as_other_user(lambda: len(list(load_run(open_log(None), "r").conversations))) == len(expected) - 1
     with pytest.raises(RuntimeError, match=r"RunLogError.*runs\.sqlite cannot be used.*run_log"):
-        call_as_other_user(lambda: RunLog(get_default_run_log()).reward("r", 1.0))
+        call_as_other_user(lambda: RunLog(get_default_run_log_path()).reward("r", 1.0))
 
 
 WRITING_CALLS = [

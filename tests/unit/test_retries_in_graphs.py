@@ -30,7 +30,7 @@ from memagent_graph.errors import (
     PolicyOverloadedError,
     PolicyUnreachableError,
 )
-from memagent_graph.storage.private_files import get_default_checkpoints
+from memagent_graph.storage.private_files import get_default_checkpoints_path
 
 MakeReader = Callable[..., MemAgent]
 TEXT = make_document({0.3: "The key of harbor is 4711.", 0.8: "The key of castle is 2222."}, words=600)
@@ -160,7 +160,7 @@ def test_a_read_that_failed_in_an_agent_can_be_resumed_by_hand(make_reader) -> N
     tool = ReadLongDocument(agent=reader)
     model = make_chat_model(make_tool_calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "Sorry.")
     message = create_agent(model, [tool]).invoke({"messages": [("user", QUESTION)]})["messages"][-2]
-    with reader.copy(checkpoints=get_default_checkpoints()) as reader_copy:
+    with reader.copy(checkpoints=get_default_checkpoints_path()) as reader_copy:
         assert reader_copy.resume(message.artifact["readings"][0]["run_id"]).answer == "4711"
     assert (script.failures, script.replies) == (1, count_calls(make_reader))
 

@@ -28,7 +28,7 @@ from support.scripts import SMALL_OPTIONS, make_document
 
 from memagent_graph import Budget, ChatModelPolicy, MemAgent, OpenAICompatiblePolicy, SamplingParams
 from memagent_graph.errors import PolicyAuthenticationError, PolicyError, PolicyRequestError, PolicyResponseError
-from memagent_graph.policies.redaction import HIDDEN, make_redaction
+from memagent_graph.policies.redaction import HIDDEN, make_redactor
 
 KEY = 'sk-proj-4f"9a/b7&c1+d2=e3'
 PASSWORD = "tr0ub4dor&3/é"
@@ -215,6 +215,6 @@ async def test_a_chat_models_key_stays_out_of_its_error() -> None:
 
 
 def test_short_secrets_are_hidden_only_as_whole_words() -> None:
-    redact = make_redaction(["pw", "", "long-enough"])
+    redact = make_redactor(["pw", "", "long-enough"])
     assert redact("pw, a pwn and (pw) xlong-enoughx") == f"{HIDDEN}, a pwn and ({HIDDEN}) x{HIDDEN}x"
-    assert make_redaction([])("nothing to hide") == "nothing to hide"
+    assert make_redactor([])("nothing to hide") == "nothing to hide"

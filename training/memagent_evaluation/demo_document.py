@@ -41,19 +41,20 @@ class DemoQuestion:
     sentence: str
     subject: str
     """Words that only the sentence has, and for a value that changed the sentence with its first value."""
-    keys: tuple[str, ...]
+    required_phrases: tuple[str, ...]
     """Strings that a right answer contains; alternatives are separated by "|"."""
     depth: float
     """Where the sentence begins, as a fraction of the document's length, 0 to 1."""
 
     def is_right(self, answer: str | None) -> bool:
-        """Return whether an answer contains all keys, and at most a third of its words are from elsewhere.
+        """Return whether an answer contains all phrases, and at most a third of its words are from elsewhere.
 
         Letter case, articles, punctuation, and the format of sums and dates do not matter.
         """
         words = _normalise(answer or "")
         if gives_no_answer(answer) or not all(
-            any(f" {_normalise(wording)} " in f" {words} " for wording in key.split("|")) for key in self.keys
+            any(f" {_normalise(wording)} " in f" {words} " for wording in phrase.split("|"))
+            for phrase in self.required_phrases
         ):
             return False
         allowed_words = {"pounds", *_normalise(f"{self.question} {self.sentence} {self.answer}").split()}
@@ -100,8 +101,8 @@ def make_demo_document(
     return DemoDocument(
         text,
         tuple(
-            DemoQuestion(question, answer, sentence, subject, keys, text.index(sentence) / len(text))
-            for question, answer, sentence, subject, keys in questions
+            DemoQuestion(question, answer, sentence, subject, phrases, text.index(sentence) / len(text))
+            for question, answer, sentence, subject, phrases in questions
         ),
     )
 
@@ -278,26 +279,26 @@ class _MinutesWriter:
     def add_fact(
         self, fact: dict[str, Any], meetings: list[_Meeting], meeting_index: int, generator: random.Random
     ) -> tuple[str, str, str, str, tuple[str, ...]]:
-        """Add a fact to a meeting; return question, answer, sentence, subject and keys."""
+        """Add a fact to a meeting; return question, answer, sentence, subject and required phrases."""
         day, kind = meetings[meeting_index].day, fact["kind"]
         question, old_value = generator.choice(fact["questions"]), ""
-        keys: tuple[str, ...]
+        phrases: tuple[str, ...]
         if kind in {"why", "where"}:
-            value, *keys_of_value = generator.choice(fact["values"])
-            keys = tuple(keys_of_value)
+            value, *phrases_of_value = generator.choice(fact["values"])
+            phrases = tuple(phrases_of_value)
         elif kind == "who":
             surname = self._reserved.pop()
             words = _load_texts()["words"]
-            value, keys = f"{generator.choice(words['women'] + words['men'])} {surname}", (surname,)
+            value, phrases = f"{generator.choice(words['women'] + words['men'])} {surname}", (surname,)
         elif kind in {"date", "until"}:
             fact_date = day + timedelta(days=generator.randrange(20, 60) + 365 * 5 * (kind == "until"))
             value = f"{fact_date.day} {fact_date:%B}" + f" {fact_date.year}" * (kind == "until")
-            keys = (f"{fact_date.day} {fact_date:%B}|{fact_date:%B} {fact_date.day}",)
-            keys += (str(fact_date.year),) * (kind == "until")
+            phrases = (f"{fact_date.day} {fact_date:%B}|{fact_date:%B} {fact_date.day}",)
+            phrases += (str(fact_date.year),) * (kind == "until")
         else:
             amount = generator.randrange(*fact["range"])
             value = f"{amount}" if kind == "count" else f"£{amount:,}"
-            keys, old_value = (str(amount),), f"£{amount - generator.randrange(4, 9)}"
+            phrases, old_value = (str(amount),), f"£{amount - generator.randrange(4, 9)}"
         slots = {"value": value, "old": old_value}
         texts = {
             part: self.fill(generator.choice(fact[part]), day, slots) for part in ("before", "statements", "after")
@@ -307,7 +308,7 @@ class _MinutesWriter:
             earlier_meeting = meetings[meeting_index // 2 if meeting_index > 1 else 0]
             text = self.fill(generator.choice(fact["earlier"]), earlier_meeting.day, slots)
             self._insert(earlier_meeting, fact["title"], text, generator)
-        return question, value, texts["statements"], fact["subject"], keys
+        return question, value, texts["statements"], fact["subject"], phrases
 
     def fill(self, template: str, day: date, slots: dict[str, str]) -> str:
         """Return a template with random choices and filled slots; `slots` keeps the values for the item's next text."""

@@ -47,7 +47,7 @@ from memagent_graph.reasoning import extract_reply
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
 from memagent_graph.storage.checkpoints import open_checkpointer
-from memagent_graph.storage.private_files import get_default_store
+from memagent_graph.storage.private_files import get_default_store_path
 from memagent_graph.strategies.excerpts import count_prompt_overhead
 
 
@@ -90,7 +90,7 @@ def _choose_store(options: EvalOptions, log_path: Path) -> Path:
     """
     if not options.keep_documents:
         return options.out / OPEN_DOCUMENTS
-    return options.out / KEPT_DOCUMENTS if log_path.parent == options.out else get_default_store()
+    return options.out / KEPT_DOCUMENTS if log_path.parent == options.out else get_default_store_path()
 
 
 def _make_judge_settings(options: EvalOptions) -> ReadSettings | None:

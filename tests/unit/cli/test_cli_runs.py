@@ -22,12 +22,12 @@ from memagent_graph.cli.run_choice import parse_time
 from memagent_graph.cli.runs import _make_table
 from memagent_graph.run_log import RunLog, RunTotals
 from memagent_graph.storage.file_locks import lease
-from memagent_graph.storage.private_files import get_default_checkpoints, get_default_run_log
+from memagent_graph.storage.private_files import get_default_checkpoints_path, get_default_run_log_path
 
 
 @pytest.fixture
 def log():
-    log = RunLog(get_default_run_log())
+    log = RunLog(get_default_run_log_path())
     yield log
     log.close()
 
@@ -167,7 +167,7 @@ def test_deleting_asks_for_confirmation_on_a_terminal(log, key, run_count, code)
 def test_a_run_that_is_being_read_is_not_deleted(log) -> None:
     write_run(log, "read", stop_reason=None)
     write_run(log, "killed", stop_reason=None)
-    checkpoints = get_default_checkpoints()
+    checkpoints = get_default_checkpoints_path()
     with lease(checkpoints.with_name(checkpoints.name + "-reading"), "read"):
         result = memagent("runs", "--delete", "--yes")
         assert "not deleted, because it is being read: read" in result.stderr
@@ -263,7 +263,7 @@ def test_an_export_reports_its_runs_and_bytes(tmp_path, log) -> None:
 
 def test_importing_a_missing_file_creates_no_log(tmp_path) -> None:
     assert "missing.parquet" in memagent("import", tmp_path / "missing.parquet", code=6).stderr
-    assert not Path(get_default_run_log()).exists()
+    assert not Path(get_default_run_log_path()).exists()
 
 
 # Naming a run

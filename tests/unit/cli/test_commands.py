@@ -26,7 +26,7 @@ from memagent_graph.errors import PolicyError, make_install_command
 from memagent_graph.reader import MemAgent
 from memagent_graph.run_log import RunLog
 from memagent_graph.settings import ReadSettings
-from memagent_graph.storage.private_files import get_default_run_log
+from memagent_graph.storage.private_files import get_default_run_log_path
 
 ROOT = Path(__file__).parents[3]
 BUILT_IN = ["read", "resume", "corpus", "doctor", "demo", "show", "runs", "reward", "export", "import", "eval",
@@ -286,7 +286,7 @@ def test_reader_options_are_passed_to_the_settings(all_settings, tmp_path, comma
     ],
 )
 def test_a_run_is_resumed_with_the_logged_policy_and_strategy_by_default(all_settings, options, expected) -> None:
-    log = RunLog(get_default_run_log())
+    log = RunLog(get_default_run_log_path())
     document = {"key": "sha256:" + "0" * 64, "name": "book.txt", "size": 10, "media_type": "text/plain"}
     settings = ReadSettings(policy="mine", strategy="gated", seed=5)
     log.wait(log.begin("r", "?", document, settings.for_log()))

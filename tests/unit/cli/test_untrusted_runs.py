@@ -14,7 +14,7 @@ from support.fake_server import FakeServer
 
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.run_log import LoggedRun, RunFilter, RunLog
-from memagent_graph.storage.private_files import get_default_run_log
+from memagent_graph.storage.private_files import get_default_run_log_path
 
 KEY = "sk-real"
 
@@ -41,7 +41,7 @@ def get_sent_keys(server: FakeServer) -> set[str]:
 
 def import_run(run_id: str, **changes: Any) -> None:
     """Add a run to the log as an import does."""
-    with closing(RunLog(get_default_run_log())) as log:
+    with closing(RunLog(get_default_run_log_path())) as log:
         log.add(LoggedRun(replace(log.get("r"), run_id=run_id, **changes)))
 
 
@@ -93,7 +93,7 @@ def test_an_imported_run_is_never_the_latest(stop_run, read_book) -> None:
     stop_run()
     import_run("from 2096", began=4e9)
     assert "run r" in memagent("resume", "latest").stderr
-    with closing(RunLog(get_default_run_log())) as log:
+    with closing(RunLog(get_default_run_log_path())) as log:
         assert [run.run_id for run in log.runs(RunFilter(is_own=False))] == ["from 2096"]
         read_book("--run-id", "from 2096")
         assert not list(log.runs(RunFilter(is_own=False))), "the run read here replaces the imported one"
@@ -104,7 +104,7 @@ def test_a_strategy_that_only_the_log_names_runs_no_code(stop_run, server, tmp_p
     monkeypatch.chdir(tmp_path)
     stop_run()
     (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\nclass Nice: pass\n")
-    with closing(sqlite3.connect(get_default_run_log())) as connection:
+    with closing(sqlite3.connect(get_default_run_log_path())) as connection:
         connection.execute("UPDATE runs SET settings = json_set(settings, '$.strategy', ?)", [strategy])
         connection.commit()
     error_text = memagent("resume", "r", code=ExitCode.USAGE).stderr

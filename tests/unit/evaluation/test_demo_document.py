@@ -63,7 +63,7 @@ REGATTA_QUESTION = DemoQuestion(
     ("cannon", "stolen"),
     0.5,
 )
-GAUGE_QUESTION = replace(REGATTA_QUESTION, answer="£1,240", sentence="The tide gauge comes to £1,240.", keys=("1240",))
+GAUGE_QUESTION = replace(REGATTA_QUESTION, answer="£1,240", sentence="It comes to £1,240.", required_phrases=("1240",))
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ GAUGE_QUESTION = replace(REGATTA_QUESTION, answer="£1,240", sentence="The tide 
         (GAUGE_QUESTION, "£12,400", False),
     ],
 )
-def test_right_answer_has_all_keys_and_few_other_words(question, answer, is_right) -> None:
+def test_right_answer_has_all_phrases_and_few_other_words(question, answer, is_right) -> None:
     assert question.is_right(answer) is is_right

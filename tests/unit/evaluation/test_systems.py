@@ -16,7 +16,7 @@ from memagent_graph.policies.model_info import ModelInfo
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.policy import SamplingParams
 from memagent_graph.storage.checkpoints import open_checkpointer
-from memagent_graph.strategies.overwrite import IMPROVE, Refine
+from memagent_graph.strategies.overwrite import REFINE, Refine
 
 TEXT = make_document({0.3: "The key of harbor is 4711.", 0.7: "The key of castle is 12."}, words=900)
 QUESTION = "What is the key of harbor?"
@@ -54,8 +54,8 @@ async def test_identity_has_strategy_options_and_role_templates(make_reader, mon
     assert len(set(identities)) == 3
     assert identities[1] == identities[3]
     refine_identity = await load_system("refine", make_reader()).compute_identity()
-    template = IMPROVE.template.replace("draft of the solution", "sketch of the solution")
-    monkeypatch.setattr(Refine, "roles", (replace(IMPROVE, template=template), ANSWER))
+    template = REFINE.template.replace("draft of the solution", "sketch of the solution")
+    monkeypatch.setattr(Refine, "roles", (replace(REFINE, template=template), ANSWER))
     assert await load_system("refine", make_reader()).compute_identity() != refine_identity
 
 

@@ -16,15 +16,15 @@ from recipes.english.exclusion import Exclusion
 from recipes.english.lessons import LessonMaker, plant_statements
 from recipes.english.pinned_texts import read_pins
 from recipes.english.prose_questions import (
-    HELD_OUT_ROWS,
+    HELD_OUT_QUESTIONS_PATH,
     NOT_STATED,
-    ROWS,
+    QUESTIONS_PATH,
     ProseQuestion,
+    load_questions,
     load_rows,
     make_loop_rows,
-    read_rows,
 )
-from recipes.english.sections import SOURCES, ProseSection, cut_spans
+from recipes.english.sections import SOURCES_PATH, ProseSection, cut_spans
 
 PROSE = (
     "The harbour was built in 1887 because the old one had silted up. The basin can hold forty ships. A guard is "
@@ -56,14 +56,14 @@ def test_row_locates_its_sentence_by_position(tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
     row = {name: getattr(HARBOUR_ROW, name) for name in HARBOUR_ROW.__slots__} | {"sentence": [0, 64]}
     path.write_text(json.dumps(row), "utf-8")
-    assert read_rows(path, [SECTION]) == [HARBOUR_ROW]
-    assert read_rows(path, []) == [], "another edition of the prose"
+    assert load_questions(path, [SECTION]) == [HARBOUR_ROW]
+    assert load_questions(path, []) == [], "another edition of the prose"
     for position in ([1, 64], [0, 61], [0, len(PROSE) + 9]):
         path.write_text(json.dumps(row | {"sentence": position}), "utf-8")
         with pytest.raises(ValueError, match=r"is not at \d+ to \d+ of its section"):
-            read_rows(path, [SECTION])
+            load_questions(path, [SECTION])
     path.write_text(json.dumps(row | {"sentence": None, "answer": NOT_STATED}), "utf-8")
-    assert not read_rows(path, [SECTION])[0].is_answered
+    assert not load_questions(path, [SECTION])[0].is_answered
 
 
 def test_unanswered_question_leaves_the_memory_and_is_not_stated() -> None:
@@ -76,9 +76,9 @@ def test_unanswered_question_leaves_the_memory_and_is_not_stated() -> None:
 
 
 def test_training_rows_overlap_neither_benchmarks_nor_held_out_rows() -> None:
-    training_rows, held_out = load_rows(ROWS), load_rows(HELD_OUT_ROWS)
+    training_rows, held_out = load_rows(QUESTIONS_PATH), load_rows(HELD_OUT_QUESTIONS_PATH)
     Exclusion.load().require_clear(row["question"] for row in training_rows)
-    sources = {f"{source.package}/{source.file}": source.held_out for source in read_pins(SOURCES)}
+    sources = {f"{source.package}/{source.file}": source.held_out for source in read_pins(SOURCES_PATH)}
     assert not any(sources[row["source"]] for row in training_rows)
     assert all(sources[row["source"]] for row in held_out)
     assert not {row["question"] for row in training_rows} & {row["question"] for row in held_out}
@@ -87,7 +87,7 @@ def test_training_rows_overlap_neither_benchmarks_nor_held_out_rows() -> None:
 def test_texts_of_unseen_questions_are_not_training_sources() -> None:
     path = Path(__file__).parents[3] / "benchmarks" / "unseen_questions.toml"
     texts = {(source.package, source.file) for source in read_pins(path, "texts")}
-    assert not texts & {(source.package, source.file) for source in read_pins(SOURCES)}
+    assert not texts & {(source.package, source.file) for source in read_pins(SOURCES_PATH)}
 
 
 def make_readings(held_out: bool = False) -> list:

@@ -21,7 +21,7 @@ from memagent_graph.settings import WordingSettings
 from memagent_training import rl
 from memagent_training.commands import rl_command
 from memagent_training.job.collect import CollectSettings
-from memagent_training.rl.collecting import CollapsedError
+from memagent_training.rl.collector import CollapsedError
 from memagent_training.rl.loop_journal import Measurement
 from memagent_training.rl.rl_job import BEST, JOURNAL, RLJob, prepare
 from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServerError
@@ -91,7 +91,7 @@ def test_every_option_sets_its_job_field(loop, tmp_path) -> None:
     assert loop.job == RLJob(
         tasks=("niah_multikey_2", "vt"), lengths=(500, 1024, 2000), out=Path("somewhere"), model="a/model",
         preset="memagent-paper", settings={"beta": 0.5, "report_to": "none"}, iterations=7,
-        collect=CollectSettings(rollouts=4, groups=5, max_questions=33, concurrency=12), temperature=0.9,
+        collect_settings=CollectSettings(rollouts=4, groups=5, max_questions=33, concurrency=12), temperature=0.9,
         reward="token_f1", steps_behind=1, advance_at=0.7,
         measure_every=3, measure_lengths=(4096,), measure_count=9, measure_temperatures=(0.0, 1.0), small=True,
         haystack=Path("hay"), seed=11, base_url="http://server/v1", api_key="secret",
@@ -109,7 +109,7 @@ def test_every_job_field_has_a_command_line_option(loop) -> None:
     fields = [field for kind in (RLJob, CollectSettings, WordingSettings) for field in dataclasses.fields(kind)]
     options = {field.name for field in dataclasses.fields(rl_command.RL)}
     option_names = {"tasks": "task", "server_options": "server_option"}
-    nested_fields = {"collect", "reading"}
+    nested_fields = {"collect_settings", "reading"}
     assert {option_names.get(name, name) for name in {field.name for field in fields} - nested_fields} <= options
 
 

@@ -136,9 +136,9 @@ def test_tied_embeddings_on_a_remote_server_need_adapters(tmp_path: Path) -> Non
 def test_groups_of_an_iteration_are_split_into_steps_with_one_checkpoint(
     groups: int, groups_per_step: int, steps: int, tmp_path: Path
 ) -> None:
-    collect = CollectSettings(rollouts=4, groups=groups)
+    collect_settings = CollectSettings(rollouts=4, groups=groups)
     settings = make_settings(groups_per_step=groups_per_step)
-    prepared = prepare(make_job(tmp_path, collect=collect, iterations=7, **settings))
+    prepared = prepare(make_job(tmp_path, collect_settings=collect_settings, iterations=7, **settings))
     assert prepared.steps_per_iteration == steps
     assert (prepared.config.max_steps, prepared.config.save_steps) == (7 * steps, steps)
 
@@ -166,7 +166,7 @@ READING = WordingSettings(chunk_tokens=200, memory_tokens=100, question_tokens=1
 def test_loop_accepts_each_preset(preset: str, strategy: str | None, plain_model: Path, tmp_path: Path) -> None:
     job = make_job(tmp_path / "rl", preset=preset, strategy=strategy, model=str(plain_model), reading=READING)
     prepared = prepare(job)
-    assert prepared.record["settings"]["credit"] == prepared.config.credit
+    assert prepared.decisive_inputs["settings"]["credit"] == prepared.config.credit
     if strategy is not None:
         with pytest.raises(MemAgentError, match=r"no prompt for the role .* templates/.*follows instructions"):
             prepare(make_job(tmp_path / "rl", preset=preset, strategy=strategy, model="embedded"))
@@ -179,7 +179,7 @@ def make_killed_loop(out: Path, **changes: Any) -> RLJob:
     """Make the folder of a loop that was killed after its first collection."""
     job = make_job(out, iterations=3, **changes)
     prepared = prepare(job)
-    write_record(out, prepared.record)
+    write_record(out, prepared.decisive_inputs)
     LoopJournal(out / "journal.jsonl").add(make_record())
     return job
 
@@ -203,9 +203,9 @@ def killed_job(tmp_path_factory: pytest.TempPathFactory) -> RLJob:
         ({"small": False}, "small was True and is False"),
         ({"lora_rank": 8}, "lora_rank was None and is 8"),
         ({"temperature": 0.9} | make_settings(importance_cap=None), "sampled_at was 1.0 and is 0.9"),
-        ({"collect": CollectSettings(rollouts=8, groups=4)}, "rollouts was 4 and is 8"),
-        ({"collect": CollectSettings(rollouts=4, groups=5)}, "groups was 4 and is 5"),
-        ({"collect": CollectSettings(rollouts=4, groups=4, max_questions=9)}, "max_questions was 64 and is 9"),
+        ({"collect_settings": CollectSettings(rollouts=8, groups=4)}, "rollouts was 4 and is 8"),
+        ({"collect_settings": CollectSettings(rollouts=4, groups=5)}, "groups was 4 and is 5"),
+        ({"collect_settings": CollectSettings(rollouts=4, groups=4, max_questions=9)}, "max_questions was 64 and is 9"),
         (make_settings(learning_rate=1e-5), "learning_rate was 0.0001 and is 1e-05"),
         (make_settings(groups_per_step=2), "groups_per_step was 4 and is 2"),
         ({"reading": WordingSettings(chunk_tokens=64)}, "read_with was None and is "),
@@ -221,8 +221,8 @@ def test_resuming_with_other_settings_is_refused_with_their_names(
 
 def test_settings_that_do_not_affect_the_weights_may_change(tmp_path: Path) -> None:
     job = make_killed_loop(tmp_path)
-    collect = dataclasses.replace(job.collect, concurrency=1)
-    changes: dict[str, Any] = {"measure_every": 1, "collect": collect, "base_url": "http://x/v1"}
+    collect_settings = dataclasses.replace(job.collect_settings, concurrency=1)
+    changes: dict[str, Any] = {"measure_every": 1, "collect_settings": collect_settings, "base_url": "http://x/v1"}
     prepare(dataclasses.replace(job, resume=True, **changes, **make_settings(token_budget=4096)))
 
 
@@ -245,7 +245,7 @@ def test_folder_with_a_loop_is_refused_without_resume(tmp_path: Path) -> None:
 def test_loop_killed_in_its_first_collection_is_refused_without_resume(tmp_path: Path) -> None:
     """Another loop would take the runs for its own, because it would give them the same names."""
     job = make_job(tmp_path)
-    write_record(job.out, prepare(job).record)
+    write_record(job.out, prepare(job).decisive_inputs)
     log = RunLog(tmp_path / "runs.sqlite")
     prepare(job)  # the log is still empty
     write_run(log, "collection-0-0-0", 0, stop_reason=None)
@@ -260,7 +260,7 @@ def test_loop_killed_in_its_first_collection_is_refused_without_resume(tmp_path:
 @pytest.mark.parametrize("resume", [False, True])
 def test_folder_of_another_training_is_refused(resume: bool, tmp_path: Path) -> None:
     job = make_job(tmp_path, resume=resume)
-    record = prepare(job).record
+    record = prepare(job).decisive_inputs
     (tmp_path / "training.json").write_text(json.dumps({key: record[key] for key in ("settings", "model")}))
     (tmp_path / "checkpoint-4").mkdir()
     with pytest.raises(TrainingError, match="already holds checkpoint-4"):

@@ -21,7 +21,7 @@ from memagent_training.data.rollouts import Rollout, RolloutGroup
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.job_options import Engine
 from memagent_training.rl import run
-from memagent_training.rl.collecting import Collector
+from memagent_training.rl.collector import Collector
 from memagent_training.rl.loop_journal import LoopJournal
 
 _METRIC_NAMES = [name for names in write_tables.METRICS for name in names.split(", ")]
@@ -43,7 +43,7 @@ def test_loop_runs_in_process_with_temperature_and_several_rewards(tmp_path, mon
     monkeypatch.setattr(Collector, "_load", load_and_record)
     job = make_job(
         tmp_path / "rl", engine=Engine.LOCAL, iterations=2, preset="memagent-paper", temperature=1.3, lengths=(300,),
-        collect=CollectSettings(rollouts=3, groups=2, max_questions=2, concurrency=16),
+        collect_settings=CollectSettings(rollouts=3, groups=2, max_questions=2, concurrency=16),
         measure_every=2, measure_lengths=(300,), measure_count=2,
         settings=SETTINGS | {"learning_rate": 1e-3, "beta": 0.0, "credit": CREDIT_TERMS},
     )  # fmt: skip
@@ -78,7 +78,7 @@ def test_loop_runs_in_process_with_temperature_and_several_rewards(tmp_path, mon
 def test_sampling_in_another_number_format_is_measured_and_corrected(tmp_path: Path) -> None:
     job = make_job(
         tmp_path / "rl", engine=Engine.LOCAL, iterations=1, preset="dapo", temperature=2.0, lengths=(300,),
-        collect=CollectSettings(rollouts=2, groups=1, max_questions=1, concurrency=16),
+        collect_settings=CollectSettings(rollouts=2, groups=1, max_questions=1, concurrency=16),
         settings=SETTINGS | {"save_dtype": "bfloat16", "drop_zero_variance": False},
     )  # fmt: skip
     run(job)

@@ -132,10 +132,10 @@ def test_ruler_hqa_takes_hotpotqa_questions_with_distractors(tmp_path: Path) -> 
 
 
 def test_record_of_a_loop_identifies_its_questions(tmp_path: Path) -> None:
-    loop_record = prepare_loop(tmp_path, make_rows(10)).record["loop"]
-    assert loop_record["questions"] == prepare_loop(tmp_path, make_rows(10)).record["loop"]["questions"]
-    assert loop_record["questions"] != prepare_loop(tmp_path, make_rows(11)).record["loop"]["questions"]
-    assert loop_record["questions"] != prepare_loop(tmp_path, make_rows(10), held_out=0.3).record["loop"]["questions"]
+    loops = [prepare_loop(tmp_path, make_rows(count)).decisive_inputs["loop"] for count in (10, 10, 11)]
+    assert loops[0]["questions"] == loops[1]["questions"] != loops[2]["questions"]
+    other_split = prepare_loop(tmp_path, make_rows(10), held_out=0.3).decisive_inputs["loop"]
+    assert loops[0]["questions"] != other_split["questions"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_questions_answered_without_the_document_are_left_out(tmp_path: Path) ->
             with pytest.raises(MemAgentError, match=r"no answers without the document.*systems no_document"):
                 prepare_loop(tmp_path, rows, drop_answered_without=results)
     loop = prepare_loop(tmp_path, rows, drop_answered_without=results)
-    held_out = loop.curriculum.list_held_out_samples(loop.job.lengths[0], 100)
-    samples = [*loop.curriculum.draw_questions(0, 0), *held_out]
+    samples = [*loop.curriculum.draw_questions(0, 0), *loop.curriculum.list_held_out_samples(loop.job.lengths[0], 100)]
     assert {sample.question for sample in samples} == {row["question"] for row in make_rows(6)}
-    assert loop.record["loop"]["questions"] != prepare_loop(tmp_path, rows).record["loop"]["questions"]
+    whole_loop = prepare_loop(tmp_path, rows)
+    assert loop.decisive_inputs["loop"]["questions"] != whole_loop.decisive_inputs["loop"]["questions"]

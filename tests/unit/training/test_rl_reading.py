@@ -36,7 +36,7 @@ def prepare_base(tmp_path: Path, reading: WordingSettings, model: Path | str = "
 def test_default_profile_is_that_of_the_model(tmp_path: Path) -> None:
     prepared = prepare(make_job(tmp_path / "rl"))
     assert prepared.base.profile is None
-    assert "read_with" not in prepared.record["loop"]
+    assert "read_with" not in prepared.decisive_inputs["loop"]
 
 
 async def test_rollouts_are_sampled_without_top_p_and_rules_of_the_profile(tmp_path: Path) -> None:

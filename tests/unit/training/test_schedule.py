@@ -83,8 +83,8 @@ def test_skipped_rows_still_count_in_the_loss_weights() -> None:
     probabilities_and_rewards = [(0.9999, 2.0), (0.9, 2.0), (0.5, 0.0), (0.5, 1.0), (0.5, 0.0)]
     rollouts = tuple(make_rollout(number, *pair) for number, pair in enumerate(probabilities_and_rewards))
     groups = [RolloutGroup("g", rollouts)]
-    unskipped_step = make_schedule(groups, all_rows=False).get_step(0)
-    step = make_schedule(groups, all_rows=False, skip_certain=0.001).get_step(0)
+    unskipped_step = make_schedule(groups, forward_all_rows=False).get_step(0)
+    step = make_schedule(groups, forward_all_rows=False, skip_certain=0.001).get_step(0)
     assert [row.run_id for row in unskipped_step.rows] == ["0", "1", "2", "4"]
     assert [row.run_id for row in step.rows] == ["1", "2", "4"]
     assert {row.weight for row in step.rows} == {1 / 5}
@@ -93,6 +93,6 @@ def test_skipped_rows_still_count_in_the_loss_weights() -> None:
 
 def test_certain_rows_are_skipped_but_one_unless_all_rows_are_needed() -> None:
     groups = [RolloutGroup("g", (make_rollout(0, 0.9999, 1.0), make_rollout(1, 0.9998, 0.0)))]
-    steps = [make_schedule(groups, all_rows=all_rows, skip_certain=0.01).get_step(0) for all_rows in (False, True)]
+    steps = [make_schedule(groups, forward_all_rows=value, skip_certain=0.01).get_step(0) for value in (False, True)]
     assert [len(step.rows) for step in steps] == [1, 2]
     assert make_schedule(groups, skip_certain=0.01).fingerprint != make_schedule(groups).fingerprint

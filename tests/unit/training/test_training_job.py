@@ -180,9 +180,9 @@ def test_folder_that_is_not_a_model_is_refused(world, make_job, tmp_path) -> Non
 
 def test_unconnected_processes_are_refused(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    training_job._require_ranks_for_devices(SimpleNamespace(n_gpu=1, world_size=2))
+    training_job._require_one_process_per_device(SimpleNamespace(n_gpu=1, world_size=2))
     with pytest.raises(TrainingError, match="train by itself"):
-        training_job._require_ranks_for_devices(SimpleNamespace(n_gpu=1, world_size=1))
+        training_job._require_one_process_per_device(SimpleNamespace(n_gpu=1, world_size=1))
 
 
 def test_several_gpus_without_a_launcher_are_refused_with_a_hint(make_job, monkeypatch) -> None:
@@ -246,7 +246,7 @@ def test_step_count_is_recorded_if_the_learning_rate_depends_on_it(make_job) -> 
         ({"lr_scheduler_type": "linear"}, True),
         ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.1}, True),  # a share of all steps
     ):
-        records = [prepare(make_job(settings={**settings, "max_steps": steps})).record for steps in (2, 3)]
+        records = [prepare(make_job(settings={**settings, "max_steps": steps})).decisive_inputs for steps in (2, 3)]
         assert (records[0] != records[1]) is is_recorded
 
 

@@ -252,11 +252,11 @@ class VariablesTask(GeneratedTask):
 
     Attributes:
         hops: the number of times that the value is passed on.
-        capitals: the number of letters of a variable's name.
+        name_length: the number of letters of a variable's name.
     """
 
     hops: int = 4
-    capitals: int = 5
+    name_length: int = 5
 
     def sample(self, length: int, index: int) -> Sample:
         """Return the `index`-th sample of a length. Raises EvaluationError where the length is too small."""
@@ -280,7 +280,7 @@ class VariablesTask(GeneratedTask):
         """Return variables, their value, and the sentences that state it; names and value are not in `used_texts`."""
         names: list[str] = []
         while len(names) <= self.hops:
-            name = "".join(rng.choices(string.ascii_uppercase, k=self.capitals))
+            name = "".join(rng.choices(string.ascii_uppercase, k=self.name_length))
             if name not in names and name not in used_texts:
                 names.append(name)
         while (value := str(rng.randrange(10_000, 100_000))) in used_texts:
@@ -310,7 +310,9 @@ class VariablesTask(GeneratedTask):
 def make_variables_task(name: str, settings: TaskSettings) -> VariablesTask:
     """Return the task "vt"."""
     if settings.small:
-        return VariablesTask(name=name, settings=settings, answer_tokens=_VARIABLES_ANSWER_TOKENS, hops=2, capitals=3)
+        return VariablesTask(
+            name=name, settings=settings, answer_tokens=_VARIABLES_ANSWER_TOKENS, hops=2, name_length=3
+        )
     return VariablesTask(name=name, settings=settings, answer_tokens=_VARIABLES_ANSWER_TOKENS)
 
 

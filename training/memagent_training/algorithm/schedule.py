@@ -43,11 +43,11 @@ class Schedule:
         layout: the layout in which micro-batches are forwarded.
         token_budget: the maximum number of tokens that a rank forwards at once.
         ranks: processes that train together.
-        all_rows: whether rows with an advantage of 0 are forwarded. They always count in the means, but have no
+        forward_all_rows: whether rows with an advantage of 0 are forwarded. They always count in the means, but have no
             gradient if the loss has only the policy gradient, without KL and entropy.
         steps: the number of optimizer steps in a pass, instead of `groups_per_step`.
-        skip_certain: if `all_rows` is false, rows whose completion had a probability above 1 minus this value at the
-            sampler are not forwarded either.
+        skip_certain: if `forward_all_rows` is false, rows whose completion had a probability above 1 minus this value
+            at the sampler are not forwarded either.
 
     Raises:
         TrainingError: a reward is not a number, or two groups have the same id.
@@ -60,7 +60,7 @@ class Schedule:
     layout: Layout
     token_budget: int
     ranks: int
-    all_rows: bool = True
+    forward_all_rows: bool = True
     steps: int | None = None
     skip_certain: float = 0.0
     batch: AdvantageBatch = field(init=False, repr=False)
@@ -113,7 +113,7 @@ class Schedule:
         """Return a step over these groups."""
         batch = prepare_batch(groups, self.settings)
         rows = batch.rows
-        if not self.all_rows:
+        if not self.forward_all_rows:
             # Every rank must forward something.
             rows = tuple(row for row in rows if row.advantage != 0 and self._is_uncertain(row)) or rows[:1]
         plan = plan_step(rows, ranks=self.ranks, token_budget=self.token_budget, layout=self.layout)

@@ -139,7 +139,7 @@ def _make_job(request: RL) -> RLJob:
         tasks=tuple(dict.fromkeys(request.task or ())),
         lengths=() if request.lengths is None else parse_lengths(request.lengths),
         settings=parse_settings(request.settings or ()),
-        collect=build_from_options(CollectSettings, request),
+        collect_settings=build_from_options(CollectSettings, request),
         reward=choose_reward(request.reward),
         reading=build_from_options(WordingSettings, request, strategy=None),
         measure_lengths=() if request.measure_lengths is None else parse_lengths(request.measure_lengths),
@@ -174,7 +174,7 @@ def _split_options(options: Sequence[str]) -> tuple[str, ...]:
 def _run_loop(job: RLJob, *, quiet: bool) -> LoopResult:
     """Run the loop; if it ends with an error, print how to continue."""
     from memagent_training.rl import run  # noqa: PLC0415
-    from memagent_training.rl.collecting import CollapsedError  # noqa: PLC0415
+    from memagent_training.rl.collector import CollapsedError  # noqa: PLC0415
     from memagent_training.rl.loop_status import LoopStatus  # noqa: PLC0415
     from memagent_training.rl.rl_job import BEST, JOURNAL  # noqa: PLC0415
     from memagent_training.serving.vllm_server import VLLMServerError  # noqa: PLC0415

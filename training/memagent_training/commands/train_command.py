@@ -97,11 +97,11 @@ def _make_job(request: Train) -> TrainingJob:
     from memagent_training.rewards.reward_names import OUTCOME_REWARDS, choose_reward  # noqa: PLC0415
 
     gold = None if request.gold is None else GoldAnswers.load(request.gold)
-    version_list = request.policy_versions
+    versions_text = request.policy_versions
     settings = parse_settings(request.settings or ())
     # With a logged reward, the gold answers may be for the other terms of the advantage.
-    has_credit_terms = settings.get("credit", read_preset(request.preset).get("credit"))
-    uses_logged_reward = request.reward == "reward" and has_credit_terms
+    credit_terms = settings.get("credit", read_preset(request.preset).get("credit"))
+    uses_logged_reward = request.reward == "reward" and credit_terms
     if gold is not None and request.reward == "reward" and not uses_logged_reward:
         raise RewardError(
             f"no reward is named that compares with the gold answers in {request.gold}",
@@ -114,7 +114,7 @@ def _make_job(request: Train) -> TrainingJob:
         reward=choose_reward(request.reward, has_gold=gold is not None and not uses_logged_reward),
         gold=gold,
         groups=None if request.groups is None else read_groups(request.groups),
-        policy_versions=None if version_list is None else [version.strip() for version in version_list.split(",")],
+        policy_versions=None if versions_text is None else [version.strip() for version in versions_text.split(",")],
     )
 
 

@@ -166,7 +166,7 @@ class MultiConvDAPOConfig(GRPOConfig):
     float32 differs by 2e-6."""
 
     @classmethod
-    def list_names(cls) -> list[str]:
+    def list_setting_names(cls) -> list[str]:
         """Return the names of the settings that have an effect, and of the fixed ones."""
         return sorted({*cls.__annotations__, *_EFFECTIVE_OPTIONS, *FIXED_OPTIONS} & cls.__dataclass_fields__.keys())
 
@@ -292,7 +292,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             layout=Layout(self.layout),
             token_budget=self.token_budget,
             ranks=self.world_size,
-            all_rows=self.beta != 0 or self.entropy_coef != 0,
+            forward_all_rows=self.beta != 0 or self.entropy_coef != 0,
             steps=steps,
             skip_certain=self.skip_certain,
         )

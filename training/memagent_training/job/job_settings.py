@@ -75,7 +75,7 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
         TrainingError: there is no such preset, the file is not a mapping, or a setting is unknown.
     """
     settings = {**read_preset(name), **changes}
-    known_names = MultiConvDAPOConfig.list_names()
+    known_names = MultiConvDAPOConfig.list_setting_names()
     for setting in settings:
         if setting not in known_names:
             has_no_effect = setting in MultiConvDAPOConfig.__dataclass_fields__

@@ -75,7 +75,7 @@ class PreparedJob:
         return -int(-self.config.num_train_epochs * self.schedule.steps_per_pass // 1)
 
     @property
-    def record(self) -> dict[str, dict[str, Any]]:
+    def decisive_inputs(self) -> dict[str, dict[str, Any]]:
         """The inputs that determine the weights, except the runs; with the number of steps if the learning rate depends
         on it.
         """
@@ -110,7 +110,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     config = make_config(job.preset, job.settings, job.out)
     if job.lora_rank is not None and job.lora_rank < 1:
         raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
-    _require_ranks_for_devices(config)
+    _require_one_process_per_device(config)
     base = find_base_model(job.model)
     training_output.require_writable_folder(job.out, base.folder)
     if not job.resume:
@@ -130,7 +130,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
         template=job.template,
     )
     groups = replay.require_groups()
-    config = _set_sampled_temperature(job, config, replay.report.temperatures)
+    config = _adopt_sampled_temperature(job, config, replay.report.temperatures)
     rollouts = [rollout for group in groups for rollout in group.rollouts_G]
     require_roles(terms, {conversation.role for rollout in rollouts for conversation in rollout.conversations_K})
     _require_same_tokenizer(job, base, replay)
@@ -138,7 +138,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     _require_learnable_schedule(schedule, replay)
     prepared = PreparedJob(job, config, base, replay, schedule, checkpoints)
     if checkpoints.newest or checkpoints.incomplete:
-        training_output.require_same_inputs(job.out, prepared.record)
+        training_output.require_same_inputs(job.out, prepared.decisive_inputs)
     return prepared
 
 
@@ -167,7 +167,7 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
     show_step_lines(trainer)
     checkpoint = prepared.checkpoints.newest
     if checkpoint is None and trainer.accelerator.is_main_process:
-        training_output.write_record(job.out, prepared.record)
+        training_output.write_record(job.out, prepared.decisive_inputs)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     adapter = save_policy(trainer, base, job.out, lora_rank=job.lora_rank)
     step_logs = [log_entry for log_entry in trainer.state.log_history if "loss" in log_entry]
@@ -197,7 +197,7 @@ def read_groups(path: Path) -> dict[str, str]:
         ) from error
 
 
-def _set_sampled_temperature(
+def _adopt_sampled_temperature(
     job: TrainingJob, config: MultiConvDAPOConfig, temperatures: Mapping[float, int]
 ) -> MultiConvDAPOConfig:
     """Return the settings with the runs' sampling temperature, because the loss needs the sampled distribution."""
@@ -215,7 +215,7 @@ def _set_sampled_temperature(
     return make_config(job.preset, {**job.settings, "temperature": min(temperatures)}, job.out)
 
 
-def _require_ranks_for_devices(config: MultiConvDAPOConfig) -> None:
+def _require_one_process_per_device(config: MultiConvDAPOConfig) -> None:
     process_count = int(os.environ.get("WORLD_SIZE", "1"))
     if process_count != config.world_size:
         raise TrainingError(

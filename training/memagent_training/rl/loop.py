@@ -31,7 +31,7 @@ from memagent_training.job import training_output
 from memagent_training.job.base_model import make_lora_config
 from memagent_training.job.job_options import Engine
 from memagent_training.job.saved_policy import merge_adapter, save_policy, write_card
-from memagent_training.rl.collecting import Collector, refuse_collapse
+from memagent_training.rl.collector import Collector, refuse_collapse
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer
@@ -90,7 +90,7 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
         trainer.remove_callback(PrinterCallback)
         is_main = trainer.accelerator.is_main_process
         if is_main:
-            training_output.write_record(job.out, prepared.record)
+            training_output.write_record(job.out, prepared.decisive_inputs)
         reason = f"all {job.iterations} iterations are done"
         checkpoint = checkpoints.newest
         status.on_resume(checkpoint, checkpoints.incomplete)
@@ -314,7 +314,7 @@ async def measure(
         PolicyUnreachableError, PolicyAuthenticationError: the server is down, or refuses the key.
     """
     job = prepared.job
-    read_slots = asyncio.Semaphore(job.collect.concurrency)
+    read_slots = asyncio.Semaphore(job.collect_settings.concurrency)
     profile = prepared.profile
     answer_format = profile.prompts.answer_format if profile else AnswerFormat.BOXED
     started_at = time.monotonic()

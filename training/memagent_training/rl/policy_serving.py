@@ -176,7 +176,7 @@ class ServerBackend(PolicyBackend):
             server.model_name,
             base_url=server.base_url,
             api_key=job.api_key,
-            max_concurrency=job.collect.concurrency,
+            max_concurrency=job.collect_settings.concurrency,
             extra_body={"chat_template_kwargs": template_arguments} if template_arguments else None,
         )
         super().__init__(prepared, policy)

@@ -78,7 +78,7 @@ class RLJob(LoopOptions):
     """The policy to start from: a folder, a hub id, or "embedded"."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `MultiConvDAPOConfig` that replace the preset's."""
-    collect: CollectSettings = field(default_factory=CollectSettings)
+    collect_settings: CollectSettings = field(default_factory=CollectSettings)
     reward: str | RewardFunction = "exact_match"
     """The name of a built-in reward, or a function; see `collect`."""
     strategy: str | None = None
@@ -151,7 +151,7 @@ class PreparedLoop:
     @property
     def steps_per_iteration(self) -> int:
         """Optimizer steps on one iteration's groups."""
-        return -(-self.job.collect.groups // self.config.groups_per_step)
+        return -(-self.job.collect_settings.groups // self.config.groups_per_step)
 
     @property
     def profile(self) -> Profile | None:
@@ -166,7 +166,7 @@ class PreparedLoop:
         return self.job.measure_lengths or (*lengths, *longer_lengths)
 
     @property
-    def record(self) -> dict[str, dict[str, Any]]:
+    def decisive_inputs(self) -> dict[str, dict[str, Any]]:
         """The inputs that determine the weights; the number of iterations only if the learning rate depends on it."""
         job = self.job
         schedule = {"iterations": job.iterations} if rate_depends_on_length(self.config) else {}
@@ -180,7 +180,7 @@ class PreparedLoop:
             "settings": {**select_decisive_settings(self.config), **schedule},
             "model": {"weights": self.base.weights_hash, "lora_rank": job.lora_rank},
             "loop": {
-                **{name: value for name, value in asdict(job.collect).items() if name != "concurrency"},
+                **{name: value for name, value in asdict(job.collect_settings).items() if name != "concurrency"},
                 "tasks": list(job.tasks),
                 "lengths": list(job.lengths),
                 "reward": job.reward if isinstance(job.reward, str) else "a function",
@@ -232,7 +232,7 @@ def prepare(job: RLJob) -> PreparedLoop:
     tasks = [load_task(name, settings) for name in job.tasks]
     job = _add_data_lengths(job, tasks)
     curriculum = Curriculum(
-        tasks, job.lengths, job.advance_at, job.seed, _split_questions(job, tasks), job.collect.groups
+        tasks, job.lengths, job.advance_at, job.seed, _split_questions(job, tasks), job.collect_settings.groups
     )
     reward_names = (*(term.reward for term in terms), job.reward if isinstance(job.reward, str) else "")
     need_evidence = EVIDENCE_REWARDS.intersection(reward_names)
@@ -370,7 +370,7 @@ def _require_loop_folder(prepared: PreparedLoop) -> None:
     if not has_loop:
         training_output.require_unused_folder(job.out)
     elif job.resume:
-        training_output.require_same_inputs(job.out, prepared.record)
+        training_output.require_same_inputs(job.out, prepared.decisive_inputs)
     else:
         raise TrainingError(
             f"{job.out} already has a loop", hint="Continue it (--resume), or choose another folder (--out)."
@@ -397,7 +397,7 @@ def _make_config(job: RLJob) -> MultiConvDAPOConfig:
             "rollouts one version behind need importance weights",
             hint="Set their cap (--set importance_cap=2), or stay on-policy (--steps-behind 0).",
         )
-    config.groups_per_step = min(config.groups_per_step, job.collect.groups)
+    config.groups_per_step = min(config.groups_per_step, job.collect_settings.groups)
     return config
 
 

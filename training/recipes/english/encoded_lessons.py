@@ -24,7 +24,7 @@ from memagent_evaluation.english_facts import AdditionalFacts
 from recipes.english.encoded_trees import CATEGORIES, EncodedTrees
 from recipes.english.exclusion import Exclusion
 from recipes.english.lessons import Lesson, LessonMaker
-from recipes.english.prose_questions import HELD_OUT_ROWS, ROWS, read_rows
+from recipes.english.prose_questions import HELD_OUT_QUESTIONS_PATH, QUESTIONS_PATH, load_questions
 from recipes.english.sections import load_sections
 
 TRAINING_FACTS: Final = Path(__file__).with_name("training_facts.toml")
@@ -36,7 +36,7 @@ def make_lesson_maker(*, held_out: bool, change_weight: int = 24) -> LessonMaker
     """Return the maker of a split's readings, after a check of all prose and questions against the exclusion file."""
     exclusion = Exclusion.load()
     sections = load_sections(exclusion, held_out=held_out)
-    questions = read_rows(HELD_OUT_ROWS if held_out else ROWS, sections)
+    questions = load_questions(HELD_OUT_QUESTIONS_PATH if held_out else QUESTIONS_PATH, sections)
     exclusion.require_clear(text for row in questions for text in (row.question, row.sentence))
     additional = None if held_out else AdditionalFacts.read(TRAINING_FACTS)
     return LessonMaker(sections, questions, held_out=held_out, additional=additional, change_weight=change_weight)

@@ -31,8 +31,8 @@ def is_right(answer: str | None, question: dict[str, Any]) -> bool:
     words = re.findall(r"[\w:.,-]*\w|\S", (answer or "").casefold())
     if "yes_no" in question:
         return words[:1] == [question["yes_no"]]
-    sentence = f" {' '.join(words)} "
-    return any(all(f" {part} " in sentence for part in parts) for parts in question["right"])
+    normalised_answer = f" {' '.join(words)} "
+    return any(all(f" {part} " in normalised_answer for part in parts) for parts in question["right"])
 
 
 def read_texts(path: Path) -> list[tuple[str, str, list[dict[str, Any]]]]:

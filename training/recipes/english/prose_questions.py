@@ -26,9 +26,9 @@ from typing import Any, Final
 from recipes.english.exclusion import Exclusion
 from recipes.english.sections import CHARACTERS_PER_TOKEN, MAX_SECTION_TOKENS, ProseSection, load_sections
 
-ROWS: Final = Path(__file__).with_name("questions.jsonl")
+QUESTIONS_PATH: Final = Path(__file__).with_name("questions.jsonl")
 """Questions on sections of the training sources, most of them in other words than the sections."""
-HELD_OUT_ROWS: Final = Path(__file__).with_name("held_out_questions.jsonl")
+HELD_OUT_QUESTIONS_PATH: Final = Path(__file__).with_name("held_out_questions.jsonl")
 NOT_STATED: Final = "not stated"
 """The answer to a question that the text does not answer."""
 CHUNK_COUNTS: Final = (4, 16)
@@ -58,17 +58,17 @@ class ProseQuestion:
         return bool(self.sentence)
 
 
-def read_rows(path: Path, sections: Iterable[ProseSection]) -> list[ProseQuestion]:
+def load_questions(path: Path, sections: Iterable[ProseSection]) -> list[ProseQuestion]:
     """Return the questions of a file that are on these sections, with their sentences."""
     texts = {(section.source, section.start, section.end): _normalise_spaces(section.text) for section in sections}
     return [
-        ProseQuestion(**row | {"sentence": _choose_sentence(texts[section_key], row)})
+        ProseQuestion(**row | {"sentence": _extract_sentence(texts[section_key], row)})
         for row in load_rows(path)
         if (section_key := (row["source"], row["start"], row["end"])) in texts
     ]
 
 
-def _choose_sentence(text: str, row: dict[str, Any]) -> str:
+def _extract_sentence(text: str, row: dict[str, Any]) -> str:
     """Return the sentence of a row, which begins and ends with whole words.
 
     Raises:
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the JSON lines to write")
     options = parser.parse_args()
     sections = load_sections(Exclusion.load(), held_out=options.held_out)
-    questions = read_rows(HELD_OUT_ROWS if options.held_out else ROWS, sections)
+    questions = load_questions(HELD_OUT_QUESTIONS_PATH if options.held_out else QUESTIONS_PATH, sections)
     rows = list(make_loop_rows(sections, questions, random.Random(options.seed)))[: options.count]
     options.out.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
 

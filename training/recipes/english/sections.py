@@ -22,7 +22,7 @@ from typing import Final
 from recipes.english.exclusion import Exclusion
 from recipes.english.pinned_texts import PinnedText, read_pins, read_text
 
-SOURCES: Final = Path(__file__).with_name("prose.toml")
+SOURCES_PATH: Final = Path(__file__).with_name("prose.toml")
 CHARACTERS_PER_TOKEN: Final = 4.2
 """The average of English prose with the base's tokenizer. Sections are cut by characters, without a tokenizer."""
 MAX_SECTION_TOKENS: Final = 512
@@ -45,14 +45,14 @@ class ProseSection:
     @property
     def is_prose(self) -> bool:
         """Whether it is running text rather than a table, a listing or a list of names."""
-        letter_count = sum(character.isalpha() or character == " " for character in self.text)
-        blank_count = len(self.text) - len(" ".join(self.text.split()))
+        letter_or_space_count = sum(character.isalpha() or character == " " for character in self.text)
+        surplus_space_count = len(self.text) - len(" ".join(self.text.split()))
         sign_count = len(_TABLE_CHARACTER.findall(self.text))
-        visible_count = max(1, len(self.text) - blank_count)
+        visible_count = max(1, len(self.text) - surplus_space_count)
         words = self.text.split()
         uppercase_words = sum(word.isupper() and len(word) > 1 for word in words)
         return (
-            letter_count / visible_count > 0.85
+            letter_or_space_count / visible_count > 0.85
             and sign_count / visible_count < 0.012
             and uppercase_words < 0.12 * len(words)
         )
@@ -89,7 +89,7 @@ def load_sections(exclusion: Exclusion, *, held_out: bool = False, cache: Path |
     """
     sections = [
         section
-        for source in read_pins(SOURCES)
+        for source in read_pins(SOURCES_PATH)
         if source.held_out == held_out
         for section in cut_source(source, read_text(source, cache))
         if section.is_prose and not exclusion.overlaps(section.text)
@@ -112,7 +112,7 @@ def main() -> None:
         sections = load_sections(exclusion, held_out=True)
         path.write_text("\n\n".join(section.text for section in sections), "utf-8")
         return
-    for source in read_pins(SOURCES):
+    for source in read_pins(SOURCES_PATH):
         text = read_text(source)
         sections = list(cut_source(source, text))
         prose_sections = [section for section in sections if section.is_prose]

@@ -117,7 +117,7 @@ class Collector:
         return await collect(
             self._backend.make_rollout_reader(),
             self._draw_questions(collection_number, stage),
-            self._prepared.job.collect,
+            self._prepared.job.collect_settings,
             name=_make_collection_name(collection_number),
             reward=self._prepared.job.reward,
             keep_uniform=has_step_rewards or not self._prepared.config.drop_zero_variance,
@@ -150,7 +150,9 @@ class Collector:
         """Return a collection's groups from the run log."""
         find_gold = None
         if self._term_rewards:
-            questions = islice(self._draw_questions(collection_number, stage), self._prepared.job.collect.max_questions)
+            questions = islice(
+                self._draw_questions(collection_number, stage), self._prepared.job.collect_settings.max_questions
+            )
             gold_by_group = {
                 f"{_make_collection_name(collection_number)}-{index}": make_gold(sample)
                 for index, sample in enumerate(questions)
