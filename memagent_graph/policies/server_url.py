@@ -7,9 +7,10 @@ import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from typing import Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from memagent_graph.errors import PolicyRequestError
+from memagent_graph.policies.redaction import find_query_credentials
 
 NO_KEY: Final = "none"
 """The placeholder key for a server that is named only in a log, so that it gets no real key."""
@@ -26,6 +27,19 @@ def remove_password(url: str) -> str:
     """
     parts = _split_url(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def remove_credentials(url: str) -> str:
+    """Return the address without user name, password, and query parameters that are credentials.
+
+    Raises:
+        PolicyRequestError: the text is not the address of a server.
+    """
+    parts = urlsplit(remove_password(url))
+    parameters = parse_qsl(parts.query, keep_blank_values=True)
+    credentials = set(find_query_credentials(dict(parameters)))
+    other_parameters = [(name, value) for name, value in parameters if value not in credentials]
+    return urlunsplit(parts._replace(query=urlencode(other_parameters))) if credentials else urlunsplit(parts)
 
 
 def split_query(url: str) -> tuple[str, dict[str, str]]:
