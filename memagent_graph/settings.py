@@ -24,7 +24,7 @@ from memagent_graph.errors import MemAgentError, NoPolicyError, RunError, RunLog
 from memagent_graph.events import UpdateRule
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import ADDABLE_POLICIES, find_added_policy_folder, find_default_policy
-from memagent_graph.policies.server_url import NO_KEY, parse_origin, remove_password
+from memagent_graph.policies.server_url import NO_KEY, parse_origin, remove_credentials
 
 log = logging.getLogger(__name__)
 
@@ -409,7 +409,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         if "policy" not in objects:
             values.setdefault("model", None)
         if self.base_url:
-            values["base_url"] = remove_password(self.base_url)
+            values["base_url"] = remove_credentials(self.base_url)
         return values
 
     def resolve(self) -> Self:
@@ -422,7 +422,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
         """
         if isinstance(self.model, str) and "://" in self.model:
             raise MemAgentError(
-                f"the model is the address of a server, {remove_password(self.model)}",
+                f"the model is the address of a server, {remove_credentials(self.model)}",
                 hint="Pass the address as base_url (--base-url). The model is a name on that server, and is optional.",
             )
         if isinstance(self.policy, str) and "://" in self.policy:
@@ -447,7 +447,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
     @property
     def policy_reason(self) -> str:
         """The policy that is used and the reason for it, in one line."""
-        model = remove_password(self.base_url) if self.base_url and self.model is None else self.model
+        model = remove_credentials(self.base_url) if self.base_url and self.model is None else self.model
         name = str(self.policy or model)
         return ". ".join([f"policy {name}: {_CHOICE_REASONS[self.chosen_by]}", *filter(None, [_ABILITIES.get(name)])])
 

@@ -34,7 +34,7 @@ from memagent_graph.cli.run_choice import RunArgument, find_read_id, find_runs_t
 from memagent_graph.errors import DocumentError, MemAgentError, PolicyAuthenticationError, RunError, RunNotFoundError
 from memagent_graph.events import StopReason
 from memagent_graph.plain_text import format_count
-from memagent_graph.policies.server_url import NO_KEY, remove_password
+from memagent_graph.policies.server_url import NO_KEY, remove_credentials
 from memagent_graph.settings import ReadSettings, SamplingSettings
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class RunOptions:
 
         arguments = ["memagent", "resume", run_id]
         if self.base_url and (self.api_key or os.environ.get("OPENAI_API_KEY")):  # a key is sent only to a named server
-            arguments += ["--base-url", remove_password(self.base_url)]
+            arguments += ["--base-url", remove_credentials(self.base_url)]
         for option, path in (("--checkpoints", self.checkpoints), ("--store", self.store), ("--log", self.log)):
             arguments += [option, display_checkpoints(path)] if path else []
         return shlex.join(arguments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -49,16 +50,16 @@ def _read_bounds() -> dict[str, float]:
     """Return the bounds from their environment variables, or the defaults.
 
     Raises:
-        DocumentError: a variable is not a number above 0.
+        DocumentError: a variable is not a finite number above 0.
     """
     bounds: dict[str, float] = {}
     for name, (variable, default, _) in _BOUNDS.items():
         setting = os.environ.get(variable) or default
         with contextlib.suppress(ValueError):
             bounds[name] = float(setting)
-        if not bounds.get(name, 0) > 0:
+        if not 0 < bounds.get(name, 0) < math.inf:
             raise DocumentError(
-                f"{variable} must be a number above 0, got {setting!r}",
+                f"{variable} must be a finite number above 0, got {setting!r}",
                 hint=f"Set it to a number such as {default}, or leave it unset.",
             )
     return bounds

@@ -217,6 +217,8 @@ class Document:
                 return cls.from_langchain(source)
             if all(isinstance(item, str) for item in source):
                 return cls.from_text("".join(source))
+            if all(isinstance(item, bytes) for item in source):
+                return cls.from_bytes(b"".join(source))
         elif isinstance(source, Iterable) and not isinstance(source, dict | set | frozenset):
             return cls.from_stream(source)
         if isinstance(source, AsyncIterable):
@@ -271,7 +273,7 @@ def _make_source_label(document: Any, index: int) -> str:
     metadata = getattr(document, "metadata", None) or {}
     source = metadata.get("source") or metadata.get("title") or getattr(document, "id", None)
     page = metadata.get("page")  # LangChain's loaders count pages from 0
-    page = metadata.get("page_label", page + 1 if isinstance(page, int) else page)
+    page = metadata.get("page_label") or (page + 1 if isinstance(page, int) else page)
     parts = (source, None if page is None else f"page {page}")
     return ", ".join(str(part) for part in parts if part) or f"document {index + 1}"
 

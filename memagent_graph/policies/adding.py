@@ -82,6 +82,8 @@ def add_policy(
         raise PolicyError(f"there is no policy {name!r} to add", hint=f"Choose one of: {', '.join(ADDABLE_POLICIES)}.")
     if any(find_spec(module) is None for module in REQUIRED_MODULES):
         raise MissingExtraError("language", f"adding the policy {name}")
+    if adapter and name.endswith("-untrained"):
+        raise PolicyError(f"{name} has no adapter", hint=f"Add {name.removesuffix('-untrained')} with this adapter.")
     source = None if name.endswith("-untrained") else (adapter or ENGLISH_FOLDER).expanduser()
     lora = None if source is None else load_adapter(source)
     if source is not None:

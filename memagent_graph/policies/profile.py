@@ -114,7 +114,9 @@ def load_profile(folder: Path | str) -> Profile | None:
         answer_template=templates / "answer.txt",
         empty_memory=empty_memory,
     )
-    files = sorted(path for path in templates.glob("*.txt") if path.stem not in {"update", "answer", "empty_memory"})
+    files = sorted(
+        path for path in templates.glob("[!.]*.txt") if path.stem not in {"update", "answer", "empty_memory"}
+    )
     prompts = replace(prompts, others={path.stem: load_template(path) for path in files})
     return Profile(budget, prompts, **options)
 

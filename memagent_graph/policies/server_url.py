@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from memagent_graph.errors import PolicyRequestError
+from memagent_graph.policies.redaction import find_query_credentials
 
 NO_KEY: Final = "none"
 """The placeholder key for a server that is named only in a log, so that it gets no real key."""
@@ -26,6 +27,19 @@ def remove_password(url: str) -> str:
     """
     parts = _split_url(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def remove_credentials(url: str) -> str:
+    """Return the address without user name, password, and query parameters that are credentials.
+
+    Raises:
+        PolicyRequestError: the text is not the address of a server.
+    """
+    parts = urlsplit(remove_password(url))
+    parameters = parse_qsl(parts.query, keep_blank_values=True)
+    credentials = set(find_query_credentials(dict(parameters)))
+    other_parameters = [(name, value) for name, value in parameters if value not in credentials]
+    return urlunsplit(parts._replace(query=urlencode(other_parameters))) if credentials else urlunsplit(parts)
 
 
 def split_query(url: str) -> tuple[str, dict[str, str]]:
@@ -71,6 +85,12 @@ def _split_url(url: str) -> SplitResult:
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
+def find_environment_key(header_names: Iterable[str]) -> str:
+    """Return OPENAI_API_KEY, or an empty text for a server whose key is in a header, which needs no other key."""
+    has_own_key = not {"api-key", "authorization"}.isdisjoint(map(str.lower, header_names))
+    return "" if has_own_key else os.environ.get("OPENAI_API_KEY", "")
+
+
 def make_request_headers(url: str, key: str, custom_headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of every request.
 
@@ -89,7 +109,7 @@ def make_request_headers(url: str, key: str, custom_headers: Mapping[str, str]) 
         "Content-Type": "application/json",
         "User-Agent": "memagent-graph",
     }
-    if key not in {"", NO_KEY}:
+    if user is None and key not in {"", NO_KEY}:
         variables = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
         headers |= {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
     for name, value in custom_headers.items():

@@ -262,8 +262,8 @@ class RunFilter:
         """Return the end of a query of runs, from WHERE on, and its parameters."""
         optional_conditions = {
             "instr(run_id, ?) = 1": self.run_id_prefix,
-            "instr(lower(question), lower(?)) > 0": self.question,
-            "instr(lower(json_extract(document, '$.name')), lower(?)) > 0": self.document,
+            "instr(casefold(question), casefold(?)) > 0": self.question,
+            "instr(casefold(json_extract(document, '$.name')), casefold(?)) > 0": self.document,
             "EXISTS (SELECT 1 FROM conversations c "
             "WHERE c.run_id = runs.run_id AND instr(casefold(c.policy), casefold(?)) > 0)": self.policy,
             "coalesce(stop_reason, 'unfinished') = ?": self.stop_reason,

@@ -59,7 +59,7 @@ def test_a_conversion_to_too_much_text_is_an_error_and_its_limit_must_be_a_numbe
     monkeypatch.delenv("MEMAGENT_CONVERSION_TEXT_MB")
     assert store.add(page)["size"] > 10_000
     monkeypatch.setenv("MEMAGENT_CONVERSION_TEXT_MB", "much")
-    with pytest.raises(DocumentError, match=r"_TEXT_MB must be a number above 0, got 'much'.*such as 500"):
+    with pytest.raises(DocumentError, match=r"_TEXT_MB must be a finite number above 0, got 'much'.*such as 500"):
         store.add(page)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -17,7 +17,7 @@ from memagent_evaluation.eval_options import EvalOptions
 from memagent_graph.cli.exit_codes import ExitCode
 from memagent_graph.cli.options import JSONOption, PriceInOption, PriceOutOption, print_json
 from memagent_graph.errors import EvaluationError, PolicyError
-from memagent_graph.policies.server_url import remove_password
+from memagent_graph.policies.server_url import remove_credentials
 
 if TYPE_CHECKING:
     from memagent_evaluation.result_table import Results
@@ -143,7 +143,8 @@ def _print_results(
         print_json(values)
         return
     sys.stdout.write(render_report(results, log=log_path, prices=prices))
-    typer.echo(f"table, report and plots are in {folder}", err=True)
+    if results.rows:
+        typer.echo(f"table, report and plots are in {folder}", err=True)
 
 
 def _print_names(*, as_json: bool) -> None:
@@ -172,17 +173,20 @@ def _describe_resumption(folder: Path) -> str:
     return f"nothing in {folder} is lost; continue with the same command and --resume"
 
 
+_SECRET_OPTIONS = {"judge_api_key", *(option.name for option in fields(EvalOptions) if not option.repr)}
+
+
 def _format_command_line(context: typer.Context) -> str:
-    """Return the command line as it was given, without API keys."""
+    """Return the command line as it was given, without keys and other credentials."""
     arguments = ["memagent", "eval", *(context.params["tasks"] or ())]
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE" or name in {"tasks", "api_key", "judge_api_key"}:
+        if source is None or source.name != "COMMANDLINE" or name in {"tasks", *_SECRET_OPTIONS}:
             continue
         value = context.params[name]
         option = max(parameter.opts, key=len)
         if name in {"base_url", "judge_base_url"}:
-            value = remove_password(value)
+            value = remove_credentials(value)
         arguments += [option] if value is True else [option, str(value)]
     return shlex.join(arguments)

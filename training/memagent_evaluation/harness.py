@@ -142,6 +142,10 @@ class Evaluation:
     max_seconds: float | None = None
     """The time limit. Running questions are cancelled."""
 
+    def keeps(self, row: ResultRow) -> bool:
+        """Return whether a row of an earlier call counts; its question is asked again otherwise."""
+        return not (self.retry_failed and row.outcome is QuestionOutcome.FAILED)
+
 
 async def evaluate(
     evaluation: Evaluation, journal: ResultJournal, progress: EvaluationProgress | None = None
@@ -155,7 +159,7 @@ async def evaluate(
     """
     journal.add_plan(evaluation.plan)
     if progress is not None:
-        progress.on_begin(evaluation.plan, journal.rows)
+        progress.on_begin(evaluation.plan, {key: row for key, row in journal.rows.items() if evaluation.keeps(row)})
     return await _EvaluationRun(evaluation, journal, progress).run()
 
 
@@ -178,6 +182,7 @@ class _EvaluationRun:
         self._sample_errors: list[SampleError] = []
 
     async def run(self) -> EvaluationEnd:
+        row_count = len(self._journal.rows)
         try:
             await self._ask_until_time_limit()
         except* MemAgentError as errors:
@@ -194,16 +199,18 @@ class _EvaluationRun:
                     f"finished, except for {description} that could not be made: {first_error.message}",
                     hint=f"{first_error.hint or ''} `memagent eval-report` shows what there is.".lstrip(),
                 )
+        elif self._possible_outages and len(self._journal.rows) == row_count:  # no answer shows that the server works
+            raise self._possible_outages[-1][1]
         return self._end
 
     async def _ask_until_time_limit(self) -> None:
         try:
             async with asyncio.timeout(self._evaluation.max_seconds) as time_limit:
-                rows, retry_failed = self._journal.rows, self._evaluation.retry_failed
+                rows = self._journal.rows
                 await self._ask_all(
                     key
                     for key in self._evaluation.plan.iter_keys()
-                    if key not in rows or (retry_failed and rows[key].outcome is QuestionOutcome.FAILED)
+                    if key not in rows or not self._evaluation.keeps(rows[key])
                 )
                 if self._possible_outages and self._end is EvaluationEnd.DONE:
                     await self._retry([row.key for row, _ in self._possible_outages])

@@ -348,7 +348,7 @@ def _format_failures(rows: Sequence[ResultRow], log: Path | None) -> list[str]:
 def _describe_losses(row: ResultRow) -> str:
     """Return the outcomes of a row's needles; repeated ones are counted."""
     losses = Counter(
-        loss.replace("_", " ") + ("" if chunk is None else f" at chunk {chunk}")
+        loss.replace("_", " ") + ("" if chunk is None else f" at chunk {chunk + 1}")
         for loss, chunk in zip(row.where_lost, row.lost_at, strict=True)
     )
     return ", ".join(loss if count == 1 else f"{loss} x {count}" for loss, count in losses.items())

@@ -211,11 +211,13 @@ class Results:
     """The number of planned rows that are missing."""
     commands: tuple[str, ...] = ()
     """The command lines."""
+    requested_systems: tuple[str, ...] = ()
 
     @property
     def systems(self) -> tuple[str, ...]:
-        """The systems' names, in the order of the request."""
-        return tuple(dict.fromkeys(row.system for row in self.rows))
+        """The names of the systems with rows, in the order of the request."""
+        names = dict.fromkeys(row.system for row in self.rows)
+        return tuple(dict.fromkeys([*(name for name in self.requested_systems if name in names), *names]))
 
 
 def can_be_pooled(rows: Iterable[ResultRow]) -> bool:
@@ -295,7 +297,8 @@ def make_results(
         by_key.values(),
         key=lambda row: (tasks.index(row.task), row.length, row.index, systems.index(row.system), row.repeat),
     )
-    return Results(tuple(sorted_rows), settings, evaluation_id, len(keys - by_key.keys()), tuple(commands))
+    missing = len(keys - by_key.keys())
+    return Results(tuple(sorted_rows), settings, evaluation_id, missing, tuple(commands), tuple(systems))
 
 
 def _format(value: Any) -> str:

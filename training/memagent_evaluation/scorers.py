@@ -37,8 +37,8 @@ _GROUPED_NUMBER: Final = re.compile(r"(?<!\d)(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d)(?!
 """A number whose commas group digits by three; "12,7" and "1234567,12" are two numbers each."""
 _BOX_CHARACTERS: Final = 300
 """The number of characters at the end of a completion in which the paper looks for the box."""
-_ITEM_SEPARATOR: Final = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
-_WORD_SEPARATOR: Final = re.compile(r"[,;\s]|\band\b", re.IGNORECASE)
+_ITEM_SEPARATOR: Final = re.compile(r"[,;，；、،؛\n]|\band\b", re.IGNORECASE)
+_WORD_SEPARATOR: Final = re.compile(r"[,;，；、،؛\s]|\band\b", re.IGNORECASE)
 _LIST_MARKER_AT_LINE_START: Final = re.compile(r"^[ \t]*(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)", re.MULTILINE)
 _LIST_MARKER: Final = re.compile(r"(?:^|(?<=\s))(?:[-*•]|\d{1,3}[.)])\s+(?=\S)")
 

@@ -61,7 +61,7 @@ def load_rows(folder: Path) -> list[Any]:
 
 def test_an_evaluation_writes_table_report_plots_and_runs(evaluate, out, monkeypatch) -> None:
     monkeypatch.setattr("memagent_evaluation.report.draw_all", draw_all)
-    options = ("--lengths", "200,600", "-n", 2, "--systems", "memagent,middle_truncation", "--api-key", "sk-secret")
+    options = ("--lengths", "200,600", "-n", 2, "--systems", "memagent,middle_truncation", "--header", "A: sk-secret")
     result = evaluate(*options)
     report = (out / "report.md").read_text()
     for text in ("## Systems side by side", "| 200 | memagent | 2 | 100.0 [", "## Cost per question"):

@@ -74,7 +74,7 @@ def test_twenty_runs_are_listed_by_default(log) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--question", "WHO IS B"], ["b"]),
+        (["--question", "WHO WAS é"], ["b"]),
         (["--unfinished"], ["c"]),
         (["--since", "1h"], ["c", "b", "a"]),
         (["--until", "2199-01-01T00:00:00+00:00", "--newest", "1"], ["c"]),
@@ -83,8 +83,8 @@ def test_twenty_runs_are_listed_by_default(log) -> None:
 )
 def test_runs_can_be_filtered(log, options, expected) -> None:
     write_run(log, "a")
-    write_run(log, "b", stop_reason="max_chunks", policy="Qwen3-4B")
-    write_run(log, "c", stop_reason=None, name="Étude.pdf")
+    write_run(log, "b", stop_reason="max_chunks", policy="Qwen3-4B", question="Who was É?")
+    write_run(log, "c", stop_reason=None, name="Tale.pdf")
     log.reward("a", 1.0, name="exact")
     values = json.loads(memagent("runs", *options, "--json").stdout)
     assert [run["run_id"] for run in values["runs"]] == expected

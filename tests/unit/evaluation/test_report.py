@@ -93,11 +93,11 @@ def test_wrong_answers_are_listed_with_losses_and_the_command_that_shows_them() 
     table = make_table(*wrong_rows, make_row(index=2), row_with_three_losses, unread)
     report = render_report(table, log=Path("out/runs.sqlite"))
     assert find_row(report, "memagent", "keys", "1K tokens", "3") == "| memagent | keys | 1K tokens | 3 | 3 | 2 | 1 |"
-    assert "| never written x 2, overwritten at chunk 4 |" in report
+    assert "| never written x 2, overwritten at chunk 5 |" in report
     assert "not applicable" not in report
     assert "memagent show RUN --log out/runs.sqlite" in report
-    assert "overwritten at chunk 3, never written | `e-1` |" in report
-    assert "| a \\| b 'c' d | cut by cap at chunk 2 | `e-2` |" in report
+    assert "overwritten at chunk 4, never written | `e-1` |" in report
+    assert "| a \\| b 'c' d | cut by cap at chunk 3 | `e-2` |" in report
 
 
 def test_tasks_and_units_have_separate_tables() -> None:

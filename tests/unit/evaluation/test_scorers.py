@@ -55,7 +55,7 @@ def test_long_box_is_found_although_it_starts_far_from_the_end() -> None:
     "answer",
     [
         "12, 7 and 30",
-        "30; 7; 12",
+        "30、7，12",
         "12\n7\n30",
         "1. 12\n2. 7\n3. 30",
         "- 7\n- 12\n- 30",

@@ -21,7 +21,7 @@ from memagent_graph.settings import WordingSettings
 from memagent_training import rl
 from memagent_training.commands import rl_command
 from memagent_training.job.collect import CollectSettings
-from memagent_training.rl.collecting import CollapsedError
+from memagent_training.rl.collector import CollapsedError
 from memagent_training.rl.loop_journal import Measurement
 from memagent_training.rl.rl_job import BEST, JOURNAL, RLJob, prepare
 from memagent_training.serving.vllm_server import VLLMNotInstalledError, VLLMServerError

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rl_loops import make_record
 
-from memagent_training.rl.collecting import CollapsedError, refuse_collapse
+from memagent_training.rl.collector import CollapsedError, refuse_collapse
 from memagent_training.rl.loop_journal import CollectionRecord, MeanReward
 
 REWARDS = st.lists(st.floats(0, 1), max_size=20)

@@ -22,8 +22,8 @@ from memagent_graph import Usage
 from memagent_graph.concurrency.background import run_sync
 from memagent_training.data.rollouts import Rollout, RolloutGroup
 from memagent_training.job.collect import CollectedGroup, Collection
-from memagent_training.rl import collecting, loop
-from memagent_training.rl.collecting import CollapsedError
+from memagent_training.rl import collector, loop
+from memagent_training.rl.collector import CollapsedError
 from memagent_training.rl.loop_journal import LoopJournal, MeanReward, Measurement
 from memagent_training.rl.online_trainer import EndOfLoop
 from memagent_training.rl.policy_serving import ServerBackend
@@ -138,8 +138,8 @@ def set_collection(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
                 if group not in refusals
             ]
 
-        monkeypatch.setattr(collecting, "collect", collect)
-        monkeypatch.setattr(collecting.Collector, "_load", load)
+        monkeypatch.setattr(collector, "collect", collect)
+        monkeypatch.setattr(collector.Collector, "_load", load)
         return names
 
     return set_result
@@ -164,7 +164,7 @@ async def test_collection_with_two_versions_has_the_older_one(source, set_collec
         RolloutGroup(name, (Rollout(f"{name}-0", (conversation,), 0.0), Rollout(f"{name}-1", (conversation,), 1.0)))
         for name, conversation in (("first", newer), ("second", older))
     ]
-    monkeypatch.setattr(collecting.Collector, "_load", lambda *_: groups)
+    monkeypatch.setattr(collector.Collector, "_load", lambda *_: groups)
     assert (await source._collector.collect(2, 2)).version == 1
 
 
@@ -173,7 +173,7 @@ def test_close_waits_for_a_running_collection(source, monkeypatch) -> None:
     events: list[str] = []
     start = threading.Event()
 
-    async def collect_until_cancelled(instance: collecting.Collector, iteration: int, version: int) -> None:
+    async def collect_until_cancelled(instance: collector.Collector, iteration: int, version: int) -> None:
         try:
             start.set()
             await asyncio.sleep(60)
@@ -184,7 +184,7 @@ def test_close_waits_for_a_running_collection(source, monkeypatch) -> None:
     async def close(instance: ServerBackend) -> None:
         events.append("serving closed")
 
-    monkeypatch.setattr(collecting.Collector, "collect", collect_until_cancelled)
+    monkeypatch.setattr(collector.Collector, "collect", collect_until_cancelled)
     monkeypatch.setattr(ServerBackend, "close", close)
     run_sync(source._start_collection(1, 0))
     assert start.wait(10)
@@ -194,7 +194,7 @@ def test_close_waits_for_a_running_collection(source, monkeypatch) -> None:
 
 async def test_loop_ends_after_three_collections_without_variance(source, set_collection) -> None:
     names = set_collection((0.0, 0.0), (0.0, 0.0))
-    with pytest.raises(EndOfLoop, match=r"of 2 questions, 0 were always answered right, 2 never"):
+    with pytest.raises(EndOfLoop, match=r"of 2 questions, 0 were always answered right, 2 had equal"):
         await source._collector.collect(0, 0)
     assert names == ["collection-0", "collection-1", "collection-2"]
     with pytest.raises(EndOfLoop):  # resumed: one more collection
@@ -224,16 +224,16 @@ async def test_loop_continues_until_the_last_stage_of_the_curriculum(source, set
 async def test_resumed_loop_skips_a_collection_without_trainable_groups(source, set_collection, monkeypatch) -> None:
     """If it were not in the journal, every resume would take it from the log and refuse it again."""
     names = set_collection((0.0, 1.0), (1.0, 0.0))
-    original_load = collecting.Collector._load
+    original_load = collector.Collector._load
 
     def refuse_all(*_: Any) -> list[RolloutGroup]:
         raise ReplayError("none of the 4 runs can be trained on", hint="Log ids.")
 
-    monkeypatch.setattr(collecting.Collector, "_load", refuse_all)
+    monkeypatch.setattr(collector.Collector, "_load", refuse_all)
     with pytest.raises(ReplayError):
         await source._collector.collect(0, 0)
     assert [entry.is_enough for entry in source.journal.records] == [False]
-    monkeypatch.setattr(collecting.Collector, "_load", original_load)
+    monkeypatch.setattr(collector.Collector, "_load", original_load)
     assert (await source._collector.collect(0, 0)).is_enough
     assert names == ["collection-0", "collection-1"]
 

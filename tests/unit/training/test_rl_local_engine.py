@@ -21,7 +21,7 @@ from memagent_training.data.rollouts import Rollout, RolloutGroup
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.job_options import Engine
 from memagent_training.rl import run
-from memagent_training.rl.collecting import Collector
+from memagent_training.rl.collector import Collector
 from memagent_training.rl.loop_journal import LoopJournal
 
 _METRIC_NAMES = [name for names in write_tables.METRICS for name in names.split(", ")]

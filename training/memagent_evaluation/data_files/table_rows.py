@@ -89,8 +89,8 @@ class JSONRows:
         self.path = path
         self._starts, self._ends = array("Q"), array("Q")
         with _map_file(path) as content:
-            wrapper = _WRAPPED_LIST.match(content)
             start = _skip_space(content, 0)
+            wrapper = None if _has_second_object(content, start) else _WRAPPED_LIST.match(content, start)
             if wrapper or content[start : start + 1] == b"[":
                 self._index_list(content, wrapper.end() if wrapper else start + 1)
             elif content[start : start + 1] == b"{":
@@ -116,6 +116,9 @@ class JSONRows:
                     self._ends.append(max(row_start, end))
                 entry_start = token.end()
             if depth == 0:
+                end = _skip_space(content, token.end())
+                if content[end : end + 1] not in {b"", b",", b"}"}:
+                    raise EvaluationError(f"{self.path} has text after its list", hint=_FORMAT_HINT)
                 return
         raise EvaluationError(
             f"{self.path} is cut off after {format_count(len(self._starts), 'entry', 'entries')}",
@@ -305,6 +308,15 @@ def _map_file(path: Path) -> Iterator[mmap.mmap]:
         raise _make_unreadable_error(path, error) from error
     except ValueError as error:  # an empty file cannot be mapped
         raise EvaluationError(f"{path} is empty", hint=_FORMAT_HINT) from error
+
+
+def _has_second_object(content: mmap.mmap, start: int) -> bool:
+    """Return whether the line at `start` ends with an object, and another one begins in the next lines."""
+    line_end = content.find(b"\n", start)
+    if line_end < 0 or not content[max(start, line_end - 8) : line_end].rstrip().endswith(b"}"):
+        return False
+    next_start = _skip_space(content, line_end)
+    return content[next_start : next_start + 1] == b"{"
 
 
 def _skip_space(content: mmap.mmap, start: int) -> int:

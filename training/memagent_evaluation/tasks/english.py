@@ -33,7 +33,7 @@ class _EnglishQuestion:
     evidence: tuple[EnglishFact, ...]
     evidence_gold: tuple[str, ...]
     """The gold string of each fact of the evidence."""
-    foreign: tuple[EnglishFact, ...]
+    foreign_facts: tuple[EnglishFact, ...]
     subject_facts: tuple[EnglishFact, ...]
     """The facts that the question is about: the evidence, the first fact of a list, or the absent fact."""
 
@@ -81,13 +81,13 @@ class EnglishTask(GeneratedTask):
                 Insertion(fact.statement, depth, gold if position == question_index else None)
                 for fact, gold, depth in zip(question.evidence, question.evidence_gold, depths, strict=True)
             ]
-        foreign_facts = EnglishFacts(rng, held_out=self.held_out)
-        foreign = [fact for question in questions for fact in question.foreign]
-        foreign += [foreign_facts.draw_fact() for _ in range(length // self.foreign)]
+        facts = EnglishFacts(rng, held_out=self.held_out)
+        foreign_facts = [fact for question in questions for fact in question.foreign_facts]
+        foreign_facts += [facts.draw_fact() for _ in range(length // self.foreign)]
         is_distinct = make_distinctness_check(
             fact for question in questions for fact in (*question.evidence, *question.subject_facts)
         )
-        insertions += [Insertion(fact.statement, rng.random()) for fact in foreign if is_distinct(fact)]
+        insertions += [Insertion(fact.statement, rng.random()) for fact in foreign_facts if is_distinct(fact)]
         haystack = haystacks.make_prose_haystack(
             self.settings.haystack, self.make_sample_rng(length, document_index, "prose")
         )
@@ -121,9 +121,9 @@ class EnglishTask(GeneratedTask):
             answer = _remove_article(chain[-1].value)
             evidence_gold = (*(fact.subject for fact in chain[1:]), answer)
             step = -1 if self.kind.endswith("_backward") else 1
-            foreign = (facts.draw_fact(chain[-1].relation),)
+            foreign_facts = (facts.draw_fact(chain[-1].relation),)
             return _EnglishQuestion(
-                question, (answer,), tuple(chain[::step]), evidence_gold[::step], foreign, tuple(chain)
+                question, (answer,), tuple(chain[::step]), evidence_gold[::step], foreign_facts, tuple(chain)
             )
         if self.kind == "list":
             first_fact = facts.draw_fact(facts.draw_relation(plural=True))

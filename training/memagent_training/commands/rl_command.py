@@ -174,7 +174,7 @@ def _split_options(options: Sequence[str]) -> tuple[str, ...]:
 def _run_loop(job: RLJob, *, quiet: bool) -> LoopResult:
     """Run the loop; if it ends with an error, print how to continue."""
     from memagent_training.rl import run  # noqa: PLC0415
-    from memagent_training.rl.collecting import CollapsedError  # noqa: PLC0415
+    from memagent_training.rl.collector import CollapsedError  # noqa: PLC0415
     from memagent_training.rl.loop_status import LoopStatus  # noqa: PLC0415
     from memagent_training.rl.rl_job import BEST, JOURNAL  # noqa: PLC0415
     from memagent_training.serving.vllm_server import VLLMServerError  # noqa: PLC0415

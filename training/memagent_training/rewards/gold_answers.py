@@ -42,7 +42,7 @@ class GoldAnswers:
         path = Path(path)
         entries: dict[str | tuple[str, str], tuple[int, Gold]] = {}
         try:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8-sig") as file:
                 for line_number, line in enumerate(file, 1):
                     if line.strip():
                         key, gold = _parse_entry(line, f"{path}, line {line_number}")

@@ -31,7 +31,7 @@ from memagent_training.job import training_output
 from memagent_training.job.base_model import make_lora_config
 from memagent_training.job.job_options import Engine
 from memagent_training.job.saved_policy import merge_adapter, save_policy, write_card
-from memagent_training.rl.collecting import Collector, refuse_collapse
+from memagent_training.rl.collector import Collector, refuse_collapse
 from memagent_training.rl.loop_journal import CollectionRecord, LoopJournal, Measurement
 from memagent_training.rl.loop_status import LoopStatus, Phase
 from memagent_training.rl.online_trainer import EndOfLoop, IterationGroups, OnlineTrainer

@@ -50,7 +50,7 @@ def _list_session_members(session_id: int) -> dict[int, str]:
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):  # ended since it was listed
                 # The name, in parentheses, may have spaces, so the fields are counted after it.
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 state, process_session = fields[0], int(fields[3])
                 if process_session == session_id and state != "Z":
                     members[int(entry.name)] = (entry / "cmdline").read_text(errors="replace")
