@@ -296,7 +296,9 @@ def _list_entries(filesystem: Any, folder: str, location: str) -> Iterator[Mappi
             yield from filesystem.ls(folder, detail=True)
             return
         with os.scandir(folder or "/") as entries:  # one at a time, because a folder can have millions of files
-            yield from map(filesystem.info, entries)
+            for entry in entries:
+                with suppress(FileNotFoundError):  # it has just disappeared
+                    yield filesystem.info(entry)
 
 
 def _compile_matcher(pattern: str) -> Callable[[str], object]:
