@@ -255,6 +255,9 @@ def test_several_tables_are_one_corpus(tmp_path: Path) -> None:
     for name in ("x", "y"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
     assert read_texts(open_inputs(f"{tmp_path}/*.jsonl"), tmp_path) == {"x.jsonl#0": "x", "y.jsonl#0": "y"}
+    (tmp_path / "z.jsonl").symlink_to("/etc/passwd")
+    with pytest.raises(DocumentError, match=r"z\.jsonl is a link, and .* is outside the .*Name this table"):
+        open_inputs(f"{tmp_path}/*.jsonl")
 
 
 def test_dataset_saved_to_disk_is_read_as_a_table(tmp_path: Path) -> None:
