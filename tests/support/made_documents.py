@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
+from typing import Any
 
 import openpyxl
 from openpyxl.comments import Comment
@@ -221,18 +222,11 @@ def _word_files() -> Iterator[Case]:
     yield Case("drawn.docx", drawn, ("Sales:", "Plan:"), omissions=("1 charts", "2 diagrams"))
     picture = "<w:r><w:drawing><wp:docPr {}/><a:blip xmlns:a='a'/>{}</w:drawing></w:r>".format
     decoration = "<adec:decorative xmlns:adec='d' val='1'/>"
-    shown = (
-        picture("", "")
-        + picture("descr='A map'", "")
-        + picture("", decoration)
-        + "<w:r><w:pict><v:shape xmlns:v='v'><v:imagedata/></v:shape></w:pict></w:r>"
-    )
+    shown = picture("", "") + picture("descr='A map'", "") + picture("", decoration)
+    shown += "<w:r><w:pict><v:shape xmlns:v='v'><v:imagedata/></v:shape></w:pict></w:r>"
     described = make_word(f"<w:p>{shown}</w:p>")
     yield Case("pictures.docx", described, ("![A map]",), omissions=("2 pictures without a description",))
-    inside: dict[str, bytes] = {
-        "embeddings___inner__docx": make_docx("The inner fact"),
-        "embeddings___data__bin": b"\0\1",
-    }
+    inside = {"embeddings___inner__docx": make_docx("The inner fact"), "embeddings___data__bin": b"\0\1"}
     yield Case(
         "inside.docx", make_word(p("Outer."), **inside), ("Outer.", "The inner fact"),
         omissions=("1 files in it that were not read (data.bin",),
@@ -413,16 +407,24 @@ def _make_mail(subject: str = "Umbra") -> EmailMessage:
 
 def _mail_files() -> Iterator[Case]:
     head = b"From: a@example.org\nSubject: =?utf-8?q?umb=C3=BC?=\nContent-Type: text/plain; charset=utf-8\n"
-    for coding, body in (
-        (b"quoted-printable", b"umb=\nrella =C3=BC\n"),
-        (b"base64", base64.b64encode("umbrella ü".encode())),
-    ):
-        data = head + b"Content-Transfer-Encoding: " + coding + b"\n\n" + body
-        yield Case(f"{coding.decode()}.eml", data, ("umbrella ü", "Subject: umbü", "From: a@example.org"))
+    bodies = {"quoted-printable": b"umb=\nrella =C3=BC\n", "base64": base64.b64encode("umbrella ü".encode())}
+    for coding, body in bodies.items():
+        data = head + f"Content-Transfer-Encoding: {coding}\n\n".encode() + body
+        yield Case(f"{coding}.eml", data, ("umbrella ü", "Subject: umbü", "From: a@example.org"))
     both = _make_mail()
     both.set_content("plain umbrella")
     both.add_alternative("<p>html umbrella</p>", subtype="html")
-    yield Case("alternative.eml", both.as_bytes(), ("plain umbrella",), ("html umbrella",))
+    page = both.get_payload()[1]
+    inline: dict[str, Any] = {"maintype": "image", "subtype": "gif", "disposition": "inline"}
+    page.add_related(b"GIF89a", filename="logo.gif", **inline)
+    page.add_attachment("lamp,412", filename="prices.csv")
+    page.add_attachment(b"GIF89a", filename="map.gif", **inline)
+    facts, omissions = ("plain umbrella", "lamp,412"), ("1 pictures (map.gif)",)
+    yield Case("alternative.eml", both.as_bytes(), facts, ("html umbrella",), omissions)
+    outer = _make_mail("Outer")
+    outer.set_content("Look:")
+    outer.add_attachment(both)
+    yield Case("forwarded.eml", outer.as_bytes(), ("Look:", *facts), omissions=omissions)
     attached = _make_mail()
     attached.set_content("See the file.")
     files = {"a.docx": make_docx("The attached fact"), "a.txt": "Schlüssel".encode("cp1252"), "a.bin": b"\x00\x01"}
@@ -430,19 +432,13 @@ def _mail_files() -> Iterator[Case]:
         attached.add_attachment(content, maintype="application", subtype="octet-stream", filename=name)
     facts = ("See the file.", "The attached fact", "Schlüssel")
     yield Case("attached.eml", attached.as_bytes(), facts, omissions=("1 files in it that were not read (a.bin",))
-    outer = _make_mail("Outer")
-    outer.set_content("Look:")
-    outer.add_attachment(both)
-    yield Case("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
     japanese_mail = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
     yield Case("japanese.eml", japanese_mail.encode("iso2022_jp"), ("東京タワー",))
     box = b"From a@b Mon Jan  1 00:00:00 2024\nTo: <\nContent-Disposition: inline;name*0*\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
     yield Case("two.mbox", box, ("To: <\n", "first", "Subject: two", "\nFrom here"), headings=("one", "two"))
     pictured = _make_mail()
     pictured.set_content("<p>See 10<sup>6</sup> <img src='cid:1'>", subtype="html")
-    pictured.add_related(
-        b"GIF89a", maintype="image", subtype="gif", cid="<1>", disposition="inline", filename="map.gif"
-    )
+    pictured.add_related(b"GIF89a", filename="map.gif", cid="<1>", **inline)
     yield Case("pictured.eml", pictured.as_bytes(), ("See 10^6",), omissions=("1 pictures (map.gif)",))
     stub = _make_mail()
     stub.set_content("View this message in your browser.")
@@ -526,13 +522,9 @@ def _office_files() -> Iterator[Case]:
     yield Case("sparse.xlsx", make_workbook(row + last_row), ("| Last |  | 7 |",))
     comments = '<comments xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><commentList><comment ref="A1"><text><t>Checked by Ada</t></text></comment></commentList></comments>'
     row += f'<row r="2">{_make_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
-    yield Case(
-        "formula.xlsx",
-        make_workbook(row, more={"xl/comments1.xml": comments}),
-        ("## Sales", "| EU | 7 | =5+5 |", "Checked by Ada"),
-        omissions=("1 formulas without a value (sheet Sales)",),
-        headings=("Sales",),
-    )
+    book, facts = make_workbook(row, more={"xl/comments1.xml": comments}), ("| EU | 7 | =5+5 |", "Checked by Ada")
+    omissions = ("1 formulas without a value (sheet Sales)",)
+    yield Case("formula.xlsx", book, ("## Sales", *facts), omissions=omissions, headings=("Sales",))
     yield Case("excel.xlsx", _make_openpyxl_workbook(), (
         "| EU | 12.5% | 4 €/kg | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
     ), omissions=("1 formulas without a value (sheet Data)", "1 pictures without a description", "1 charts"))  # fmt: skip
