@@ -105,6 +105,9 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
             else:
                 parts = [plain_part, *_iter_attachments(parts[-1])]
         for subpart in parts:
+            if content_type.startswith("message/"):  # a report, such as of failed delivery: its fields are headers
+                fields = [f"{name}: {' '.join(str(value).split())}" for name, value in subpart.items()]
+                yield Block("\n".join(fields) + BLOCK_SEPARATOR)
             yield from _convert_part(source, subpart)
     elif part.get_content_disposition() == "attachment" or not content_type.startswith("text/"):
         yield from _convert_attachment(source, part, content_type)

@@ -446,6 +446,8 @@ def _mail_files() -> Iterator[Case]:
     yield Case("stub.eml", stub.as_bytes(), ("umbrella",), ("browser",))
     innermost = b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx"
     yield Case("nested.eml", innermost, (), error="nested too deeply")
+    report = b"From: x\nContent-Type: multipart/report; boundary=b\n\n--b\n\nIt failed.\n--b\nContent-Type: message/delivery-status\n\nReporting-MTA: x\n\nStatus: 5.1.1\n--b--\n"
+    yield Case("bounced.eml", report, ("It failed.", "Reporting-MTA: x", "Status: 5.1.1"))
     related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b--\n"
     yield Case("saved.mhtml", related, ("saved **page**",))
 
