@@ -163,10 +163,12 @@ class _OpenDocument:
             for node in iter_children(row, "table-cell"):
                 repetitions = min(get_int_attribute(node, "number-columns-repeated", 1), _MAX_REPETITIONS)
                 cells += [self._format_cell(node)] * repetitions
-            while cells and not cells[-1][0]:
+            while cells and cells[-1] == ("", 1, 1):
                 cells.pop()
-            if cells:
+            if cells or find_child(row, "covered-table-cell") is not None:
                 rows += [cells] * min(get_int_attribute(row, "number-rows-repeated", 1), _MAX_REPETITIONS)
+        while rows and not rows[-1]:  # rows that only repeat merged cells
+            rows.pop()
         return make_html_table(rows) + "".join(map(self.format_block, iter_children(table, "shapes")))
 
     def _format_cell(self, cell: Element) -> tuple[str, int, int]:

@@ -604,8 +604,11 @@ def _open_files() -> Iterator[Case]:
     values = "<table:table table:name='S'><table:table-row><table:table-cell office:value='3'/><table:table-cell><text:p>z</text:p><office:annotation><text:p>seen</text:p></office:annotation></table:table-cell></table:table-row><table:shapes><draw:frame><draw:image/></draw:frame></table:shapes></table:table>"
     sheet = make_open_document("spreadsheet", values)
     yield Case("values.ods", sheet, ("3", "z\n\n[Note: seen]"), omissions=("1 pictures without",))
-    rows = f'<table:table table:name="Sales"><table:table-row>{cell("", "EU")}{cell("", "12")}</table:table-row><table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row><table:table-row>{cell("", "US")}{cell("", "3")}</table:table-row></table:table>'
-    yield Case("rows.ods", make_open_document("spreadsheet", rows), ("## Sales", "| US | 3 |"))
+    empty = '<table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row>'
+    spans, covered = ' table:number-rows-spanned="2"', "<table:covered-table-cell/>"
+    merged = row(cell(spans, "EU") + f"<table:table-cell{spans}/>") + row(covered * 2)
+    rows = f'<table:table table:name="Sales">{merged}{empty}{row(cell("", "US") + cell("", "3"))}{row(covered)}</table:table>'
+    yield Case("rows.ods", make_open_document("spreadsheet", rows), ("## Sales", "| EU |  |\n| US | 3 |\n\n"))
     container = '<container><rootfiles><rootfile full-path="o/p.opf"/></rootfiles></container>'
     package = '<package><metadata><title>Umbra</title></metadata><manifest><item id="a" href="a%20b.xhtml"/><item id="c" href="c.xhtml"/></manifest><spine><itemref idref="c"/><itemref idref="a"/></spine></package>'
     book = {
