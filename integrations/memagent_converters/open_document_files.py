@@ -24,6 +24,7 @@ from memagent_converters.xml_archives import (
     get_local_name,
     iter_children,
     iter_descendants,
+    iter_table_parts,
     make_html_table,
 )
 from memagent_graph.converters import BLOCK_SEPARATOR, ConversionError, Parts, SourceFile
@@ -158,7 +159,7 @@ class _OpenDocument:
 
     def _format_table(self, table: Element) -> str:
         rows = []
-        for row in iter_descendants(table, "table-row"):
+        for row in iter_table_parts(table, "table-row"):
             cells = []
             for node in iter_children(row, "table-cell"):
                 repetitions = min(get_int_attribute(node, "number-columns-repeated", 1), _MAX_REPETITIONS)

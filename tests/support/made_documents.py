@@ -581,6 +581,10 @@ def _open_files() -> Iterator[Case]:
     row = "<table:table-row>{}</table:table-row>".format
     spanned = cell(' table:number-rows-spanned="2"', "EU") + cell("", "12")
     table = f"<table:table>{row(cell('', 'Region') + cell('', 'Units'))}{row(spanned)}{row('<table:covered-table-cell/>' + cell('', '7'))}</table:table>"
+    inner = f"<table:table><table:table-header-rows>{row(cell('', '1') * 2)}</table:table-header-rows>{row(cell('', '3') * 2)}</table:table>"
+    outer = f"<table:table>{row(cell('', 'Outer'))}{row(f'<table:table-cell>{inner}</table:table-cell>')}</table:table>"
+    nested_tables = make_open_document("text", outer + "<text:p>End.</text:p>")
+    yield Case("tables.odt", nested_tables, ("Outer\n\n| 1 | 1 |\n| --- | --- |\n| 3 | 3 |\n\nEnd.",))
     power = '<text:p>10<text:span text:style-name="T1">6</text:span></text:p>'
     note = "<text:p>In 1987<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>See Ames.</text:p></text:note-body></text:note></text:p>"
     yield Case(
