@@ -23,6 +23,7 @@ from memagent_graph.entry_points import POLICIES, list_entry_points, make_entry_
 from memagent_graph.errors import MemAgentError, PolicyError, PolicyRequestError
 from memagent_graph.plain_text import did_you_mean
 from memagent_graph.policies.added import ADDABLE_POLICIES, list_added_policies
+from memagent_graph.policies.server_url import NO_KEY
 from memagent_graph.policy import Policy
 from memagent_graph.settings import PolicySettings
 from memagent_graph.storage.bounded_files import parse_json
@@ -80,7 +81,8 @@ def convert_to_policy(value: object, settings: PolicySettings) -> Policy:
         from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy  # noqa: PLC0415  slow to import
 
         arguments = {**_read_client_options(value, settings.model), "model": settings.model}
-        return OpenAICompatiblePolicy(**arguments | changes)
+        headers = {**arguments["default_headers"], **changes.pop("default_headers", {})}
+        return OpenAICompatiblePolicy(**arguments | changes | {"default_headers": headers})
     if ("langchain_core", "BaseChatModel") in bases:
         refuse_settings(settings, allowed={"unsupported"})
         from memagent_graph.policies.chat_model import ChatModelPolicy  # noqa: PLC0415  slow to import
@@ -131,7 +133,7 @@ def _read_client_options(client: Any, model: str | None) -> dict[str, Any]:
         key = getattr(client, "_azure_ad_token", None)
         headers |= {} if key else {"api-key": client.api_key}
     settings: dict[str, Any] = {
-        "api_key": key,
+        "api_key": key or NO_KEY,
         "base_url": base_url,
         "default_headers": {name: value for name, value in headers.items() if isinstance(value, str)},
         "default_query": {name: str(value) for name, value in client.default_query.items()},

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import os
 import shutil
 import sys
 import tempfile
@@ -48,6 +47,7 @@ from memagent_graph.cli.options import expand_questions, print_json
 from memagent_graph.documents import open_store
 from memagent_graph.errors import MemAgentError
 from memagent_graph.plain_text import format_count, make_one_line
+from memagent_graph.policies.server_url import find_environment_key
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.response_format import ResponseFormat
@@ -326,8 +326,9 @@ class CorpusSession:
         """
         options = self._options
         log_folder = options.log.absolute().with_name(f"{options.log.name}-actors") if options.log else None
+        header_names = (line.partition(":")[0].strip() for line in self._settings.header or ())
         plan = ActorPlan(
-            settings=self._settings.replace(api_key=options.api_key or os.environ.get("OPENAI_API_KEY")),
+            settings=self._settings.replace(api_key=options.api_key or find_environment_key(header_names) or None),
             questions=tuple(self._questions),
             access=self._inputs.access.absolute,
             response_format=self._response_format,
@@ -342,7 +343,7 @@ class CorpusSession:
         finally:
             if options.log and log_folder:
                 if sources := sorted(log_folder.glob("*.sqlite")):
-                    merge_logs(RunLog(options.log), sources)
+                    merge_logs(RunLog(options.log), sources, is_own=True)
                 shutil.rmtree(log_folder, ignore_errors=True)
 
     async def _estimate_corpus(self) -> CorpusEstimate:

@@ -126,7 +126,8 @@ def find_run(log: RunLog, name: str) -> str:
         return run_ids[0]
     if name == LATEST:
         raise RunNotFoundError(
-            f"{log.path} holds no runs yet", hint="Read a document first: memagent read FILE -q QUESTION"
+            f"{log.path} holds no run that was read here",
+            hint="Read a document first: memagent read FILE -q QUESTION",
         )
     if not run_ids:
         return log.get(name).run_id  # raises the error for a missing run

@@ -41,6 +41,7 @@ from memagent_graph.policies.server_errors import MalformedReplyError, Server
 from memagent_graph.policies.server_url import (
     NO_KEY,
     extract_password,
+    find_environment_key,
     make_request_headers,
     remove_password,
     require_unused_header,
@@ -71,7 +72,8 @@ class OpenAICompatiblePolicy:
         model: the model's name on the server. None means the only model of the server.
         base_url: the root of the API, such as http://localhost:8000/v1. The default is OPENAI_BASE_URL, or OpenAI. A
             user name and password in it (http://USER:PASSWORD@HOST/v1) are sent as basic authorization, not as a key.
-        api_key: the key, by default OPENAI_API_KEY. A server without keys accepts any value.
+        api_key: the key, by default OPENAI_API_KEY, unless `default_headers` have an api-key or authorization. A server
+            without keys accepts any value.
         max_concurrency: the maximum number of requests in flight, of all reads that share this policy.
         connect_timeout: seconds for a connection, and for the list of models and other information about them.
         read_timeout: seconds for one completion, and the maximum for a `Retry-After`.
@@ -119,7 +121,7 @@ class OpenAICompatiblePolicy:
         require_minimum(1, max_concurrency=max_concurrency)
         require_minimum(0, max_retries=max_retries)
         url, query = split_query(base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1")
-        key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
+        key = (api_key or find_environment_key(default_headers or ())).strip()
         self.base_url = remove_password(url)
         self.policy_version = policy_version
         self.model_list_error: PolicyError | None = None

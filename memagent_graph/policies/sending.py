@@ -119,7 +119,7 @@ class Sender:
                 is_last = retries >= server.max_retries or (retry_after or 0) > server.read_timeout
                 if is_last or not is_retriable(reply.status, message):
                     raise server.make_refusal(reply.status, message, retry_after)
-                if retry_after is not None:
+                if retry_after:  # 0, as from a date that has passed, names no pause
                     self._pause = max(self._pause, (time.monotonic() + retry_after, retry_after))
                     pause_seconds = 0
             except (aiohttp.ClientError, TimeoutError, MalformedReplyError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
@@ -85,6 +85,12 @@ def _split_url(url: str) -> SplitResult:
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
+def find_environment_key(header_names: Iterable[str]) -> str:
+    """Return OPENAI_API_KEY, or an empty text for a server whose key is in a header, which needs no other key."""
+    has_own_key = not {"api-key", "authorization"}.isdisjoint(map(str.lower, header_names))
+    return "" if has_own_key else os.environ.get("OPENAI_API_KEY", "")
+
+
 def make_request_headers(url: str, key: str, custom_headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of every request.
 
@@ -103,7 +109,7 @@ def make_request_headers(url: str, key: str, custom_headers: Mapping[str, str]) 
         "Content-Type": "application/json",
         "User-Agent": "memagent-graph",
     }
-    if key not in {"", NO_KEY}:
+    if user is None and key not in {"", NO_KEY}:
         variables = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
         headers |= {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
     for name, value in custom_headers.items():

@@ -209,12 +209,13 @@ class RunLog:
 
         self.wait(self._writer.submit(write_reward))
 
-    def add(self, run: LoggedRun, *, replace_existing: bool = False) -> None:
-        """Add a run of another log in one transaction, marked as imported. The redaction hook is not called.
+    def add(self, run: LoggedRun, *, replace_existing: bool = False, is_own: bool = False) -> None:
+        """Add a run of another log in one transaction. The redaction hook is not called.
 
         Args:
             run: the run. Its conversations, superseded ones too, get new rows.
             replace_existing: whether to delete a run with the same id first.
+            is_own: whether the run was read here. Others are marked as imported.
 
         Raises:
             RunLogError: the run exists, is inconsistent, or cannot be written.
@@ -225,7 +226,8 @@ class RunLog:
             if replace_existing:
                 connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
             tables.insert_row(connection, "runs", pack_row(run.record))
-            connection.execute("INSERT INTO imported VALUES (?)", (run_id,))
+            if not is_own:
+                connection.execute("INSERT INTO imported VALUES (?)", (run_id,))
             for fingerprint, wording in run.templates.items():
                 tables.insert_template(connection, fingerprint, wording)
             row_ids = {

@@ -64,12 +64,13 @@ async def test_settings_of_an_openai_client_are_used(client_class: type) -> None
     assert policy._make_url("models").endswith("/v1/models?version=2")
 
 
-async def test_an_azure_client_gives_header_version_and_deployment() -> None:
+async def test_an_azure_client_gives_header_version_and_deployment(monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
     client = openai.AsyncAzureOpenAI(api_key="a" * 12, azure_endpoint="https://x.example", api_version="2024-10-21")
-    policy = MemAgent(client, model="mine", **SETTINGS).policy
+    policy = MemAgent(client, model="mine", header=["X-Team: a"], **SETTINGS).policy
     url = "https://x.example/openai/deployments/mine/chat/completions?api-version=2024-10-21"
     assert policy._make_url("chat/completions") == url
-    assert policy._server.headers["api-key"] == "a" * 12
+    assert (policy._server.headers["api-key"], policy._server.headers["X-Team"]) == ("a" * 12, "a")
     assert "Authorization" not in policy._server.headers
     with pytest.raises(PolicyRequestError, match="does not name a deployment"):
         MemAgent(client, **SETTINGS)
@@ -126,13 +127,12 @@ async def test_the_query_of_the_address_is_in_every_request() -> None:
     assert (policy._make_url("x"), policy.secrets) == ("http://x.example/v1/x?region=swedencentral", ())
 
 
-def test_organization_and_project_are_sent_only_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_ORG_ID", "ours")
-    monkeypatch.setenv("OPENAI_PROJECT_ID", "p")
-    keys = ("key", NO_KEY)
-    headers = {key: OpenAICompatiblePolicy("m", base_url="http://x/v1", api_key=key)._server.headers for key in keys}
-    assert headers["key"]["OpenAI-Organization"] == "ours"
-    assert not {"OpenAI-Organization", "OpenAI-Project"} & headers[NO_KEY].keys()
+def test_key_organization_and_project_are_not_for_a_server_with_other_credentials(monkeypatch) -> None:
+    for name, value in {"API_KEY": "sk-key", "ORG_ID": "ours", "PROJECT_ID": "p"}.items():
+        monkeypatch.setenv(f"OPENAI_{name}", value)
+    options = ({}, {"api_key": NO_KEY}, {"default_headers": {"Api-Key": "k"}}, {"base_url": "http://me:pw@x/v1"})
+    sent = [OpenAICompatiblePolicy("m", **{"base_url": "http://x/v1"} | more)._server.headers for more in options]
+    assert [len({"Bearer sk-key", "ours", "p"} & set(headers.values())) for headers in sent] == [3, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from unit.test_exchange import collect_content
 
 from memagent_graph import Limits, MemAgent, ScriptedPolicy
 from memagent_graph.errors import RunLogError
-from memagent_graph.run_log import RunLog
+from memagent_graph.run_log import RunFilter, RunLog
 from memagent_graph.run_log.exchange import export_runs, is_sqlite_file, merge_logs
 from memagent_training.data.replay import load_groups
 from memagent_training.data.replay_report import Refusal
@@ -73,7 +73,7 @@ async def test_a_run_read_by_several_processes_is_merged_into_one(
 ) -> None:
     logs = await read_in_turns(make_reader, tmp_path, [3, 4])
     report = merge_logs(merged_log, logs[::-1])
-    (run,) = merged_log.runs()
+    (run,) = merged_log.runs(RunFilter(is_own=False))
     assert run.answer == "4711" and run.stop_reason == "answered" and run.ended is not None
     *updates, _ = merged_log.conversations("r")
     assert [conversation.slot for conversation in updates] == list(range(len(updates)))
@@ -121,13 +121,13 @@ async def test_a_chunk_without_a_checkpoint_is_left_out_of_the_merged_run(
     with closing(RunLog(second_log)) as log:
         last = list(log.conversations("r"))[-1]
         changes = {"slot": last.slot + 1, "parents": (last.call_id,), "began": last.began + 1e-6}
-        unsaved_conversation = replace(last, id=None, call_id="lost", **changes)
-        log.wait(log.record(unsaved_conversation))
+        log.wait(log.record(replace(last, id=None, call_id="lost", **changes)))
     with closing(RunLog(first_log)) as log:
         merge_logs(log, [third_log])  # the first process continued after the second was killed
-    merge_logs(merged_log, [first_log, second_log])
+        assert [run.answer for run in log.runs(RunFilter(is_own=True))] == ["4711"]
+    merge_logs(merged_log, [first_log, second_log], is_own=True)
     assert "lost" not in [conversation.call_id for conversation in merged_log.conversations("r")]
-    assert merged_log.trace("r").answers
+    assert merged_log.trace("r").answers and list(merged_log.runs(RunFilter(is_own=True)))
 
 
 async def test_edits_events_and_rewards_of_every_log_are_merged(

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Final
 
@@ -177,7 +178,7 @@ def is_sqlite_file(path: Path) -> bool:
         return False
 
 
-def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
+def merge_logs(log: RunLog, sources: Sequence[Path | str], *, is_own: bool = False) -> ImportReport:
     """Add the runs of other logs to a log, with one transaction per run.
 
     Parts of the same run in several logs are merged; see `merge_parts`. Runs that the log already has are skipped, so a
@@ -186,6 +187,7 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
     Args:
         log: the log.
         sources: the files of the other logs. Nothing may write to them during the merge.
+        is_own: whether the sources are part of this log. Runs of others are marked as imported, unless they began here.
 
     Returns:
         The counts of added records. A run counts if records were added to it.
@@ -213,6 +215,11 @@ def merge_logs(log: RunLog, sources: Sequence[Path | str]) -> ImportReport:
             if existing is not None and have_same_content(existing, run):
                 counts["skipped"] += 1
                 continue
-            log.add(run, replace_existing=existing is not None)
+            own_records = list(log.runs(RunFilter(run_ids=[run_id], is_own=True)))
+            for record in own_records:  # only these have the paths of their documents
+                run = replace_fields(run, record=replace_fields(run.record, document=record.document))
+            log.add(
+                run, replace_existing=existing is not None, is_own=is_own if existing is None else bool(own_records)
+            )
             counts += Counter(runs=1) + _count_records(run) - _count_records(existing)
     return ImportReport(**counts)
