@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from email import policy
 from email.message import Message
 from email.parser import BytesParser
+from email.policy import EmailPolicy
 from typing import Any, Final
 
 from memagent_converters.html_to_markdown import render_markdown
@@ -20,7 +20,19 @@ from memagent_graph.documents.decoding import decode_web_text
 _HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
 _FROM_LINE: Final = re.compile(rb"From \S+.*\d{4}\s*")
 _QUOTED_FROM: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
-_PARSER: Final = BytesParser(policy=policy.default)
+
+
+class _LenientPolicy(EmailPolicy):
+    """Returns the text of a damaged header; the standard library fails to parse some of them."""
+
+    def header_fetch_parse(self, name: str, value: str) -> Any:
+        try:
+            return super().header_fetch_parse(name, value)
+        except Exception:  # noqa: BLE001  the library's parser raises many types
+            return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+_PARSER: Final = BytesParser(policy=_LenientPolicy())
 
 
 def convert(source: SourceFile) -> Parts:
@@ -64,19 +76,14 @@ def _make_misnamed_error(source: SourceFile, problem: str) -> ConversionError:
 
 def _convert_message(source: SourceFile, message: Message[Any, Any]) -> Parts:
     """Yield a message's headers, text and attachments."""
-    headers = [f"{name}: {_get_header(message, name)}" for name in _HEADERS if message[name] is not None]
+    headers = [f"{name}: {_get_header(message, name)}" for name in _HEADERS if name in message]
     subject = _get_header(message, "Subject")
     yield Block("\n".join(headers) + BLOCK_SEPARATOR if headers else "", headings=(subject,) if subject else None)
     yield from _convert_part(source, message)
 
 
 def _get_header(message: Message[Any, Any], name: str) -> str:
-    try:
-        return " ".join(str(message[name] or "").split())
-    except Exception:  # noqa: BLE001  the standard library fails to parse some damaged headers
-        return " ".join(
-            next((str(text) for key, text in message.raw_items() if key.lower() == name.lower()), "").split()
-        )
+    return " ".join(str(message[name] or "").split())
 
 
 def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:

@@ -71,7 +71,8 @@ class _WordDocument:
     def __init__(self, archive: XMLArchive) -> None:
         self.archive = archive
         self.omission_counts: Counter[str] = Counter()
-        self._relationships = archive.read_relationships(_DOCUMENT)
+        self._relationships: dict[str, tuple[str, str]] = {}
+        """The relationships of the current part: the text, a header, a footer or the notes of a kind."""
         self._styles = _Styles(archive.read_xml("word/styles.xml"))
         self._list_numbers = _ListNumbers(archive.read_xml("word/numbering.xml"), self._styles)
         self._text_boxes: list[str] = []
@@ -81,6 +82,7 @@ class _WordDocument:
         """Return the document with its headers, notes and footers as HTML."""
         root = self.archive.read_required_xml(_DOCUMENT)
         header, footer = self._format_headers("header"), self._format_headers("footer")
+        self._relationships = self.archive.read_relationships(_DOCUMENT)
         text = "".join(self._iter_blocks(find_child(root, "body")))
         notes = "".join(
             self._format_notes(f"word/{name}.xml", prefix)
@@ -91,13 +93,15 @@ class _WordDocument:
     def _format_headers(self, kind: str) -> str:
         """Return the headers or footers, each text once."""
         texts: dict[str, None] = {}
-        for relationship_type, target in self._relationships.values():
+        for relationship_type, target in self.archive.read_relationships(_DOCUMENT).values():
             if relationship_type == kind:
+                self._relationships = self.archive.read_relationships(target)
                 texts["".join(self._iter_blocks(self.archive.read_xml(target)))] = None
         return "".join(text for text in texts if re.search(r"[^\W\d_]{2}", re.sub(r"<[^>]*>", "", text)))
 
     def _format_notes(self, member: str, prefix: str) -> str:
         notes = []
+        self._relationships = self.archive.read_relationships(member)
         for note in self.archive.read_xml(member):
             if get_attribute(note, "type") not in {"separator", "continuationSeparator", "continuationNotice"}:
                 author = f" {get_attribute(note, 'author')}:" if prefix == "c" else ""
@@ -179,6 +183,12 @@ class _WordDocument:
                     yield " "
                 case "br" | "cr":
                     yield "<br>"
+                case "ruby":
+                    base, reading = (
+                        "".join(text for part in iter_children(element, name) for _, text in self._iter_runs(part))
+                        for name in ("rubyBase", "rt")
+                    )
+                    yield f"<ruby>{base}<rt>{reading}</rt></ruby>"
                 case "noBreakHyphen":
                     yield "-"
                 case "sym":

@@ -63,12 +63,13 @@ def make_word(body: str, **parts: str | bytes) -> bytes:
         f'<Relationship Id="r{number}" Type="{_RELATION}/{name.partition(".")[0].rstrip("0123456789")}" Target="{name}"/>'
         for number, name in enumerate(extra_parts)
     )
-    link = (
-        f'<Relationship Id="link" Type="{_RELATION}/hyperlink" Target="https://example.org/x" TargetMode="External"/>'
-    )
-    members["word/_rels/document.xml.rels"] = _RELATIONS(relations + link)
+    members["word/_rels/document.xml.rels"] = _RELATIONS(relations + _make_link("x"))
     members |= {f"word/{name}": content for name, content in extra_parts.items()}
     return make_zip(members)
+
+
+def _make_link(page: str) -> str:
+    return f'<Relationship Id="link" Type="{_RELATION}/hyperlink" Target="https://example.org/{page}" TargetMode="External"/>'
 
 
 def _read_members(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -85,6 +86,10 @@ def p(text: str, properties: str = "") -> str:
 def r(text: str, properties: str = "") -> str:
     """Return a run of text, the element w:r of Word."""
     return f'<w:r><w:rPr>{properties}</w:rPr><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def _link(text: str) -> str:
+    return f'<w:p><w:hyperlink w:id="link">{r(text)}</w:hyperlink></w:p>'
 
 
 def tc(text: str, properties: str = "") -> str:
@@ -122,7 +127,7 @@ def _mr(text: str) -> str:
 
 
 def _make_note(kind: str, text: str) -> str:
-    return f'<w:{kind}s {W}><w:{kind} w:id="1" w:author="Ada">{p(text)}</w:{kind}></w:{kind}s>'
+    return f'<w:{kind}s {W}><w:{kind} w:id="1" w:author="Ada">{_link(text)}</w:{kind}></w:{kind}s>'
 
 
 def _word_files() -> Iterator[Case]:
@@ -183,14 +188,15 @@ def _word_files() -> Iterator[Case]:
         f"{r(' Yes ')}{field.format(unset)}{r(' Never')}</w:p><w:p>{r('Colour: ')}{choice}</w:p>"
     )
     yield Case("fields.docx", fields, ("☒ Yes ☐ No", "☒ Yes ☐ Never", "Colour: umbra"), ("red",))
-    header, footer = f"<w:hdr {W}>{p('Contract 4711')}</w:hdr>", f"<w:ftr {W}>{p('Draft of May')}</w:ftr>"
-    body = make_word(p("Body."), header1__xml=header, footer1__xml=footer)
-    yield Case("header.docx", body, ("Contract 4711", "Draft of May"))
+    header, footer = f"<w:hdr {W}>{p('Contract 4711')}</w:hdr>", f"<w:ftr {W}>{_link('Draft of May')}</w:ftr>"
+    links = {f"_rels___{part}__xml__rels": _RELATIONS(_make_link(part)) for part in ("footer1", "footnotes")}
+    body = make_word(p("Body."), header1__xml=header, footer1__xml=footer, **links)
+    yield Case("header.docx", body, ("Contract 4711", "[Draft of May](https://example.org/footer1)"))
     commented = f'<w:p>{r("Body")}<w:r><w:commentReference w:id="1"/></w:r></w:p>'
     noted = f'<w:p>{r("In 1987")}<w:r><w:rPr>{SUPER}</w:rPr><w:footnoteReference w:id="1"/></w:r></w:p>'
     notes = {"comments__xml": _make_note("comment", "It is 42."), "footnotes__xml": _make_note("footnote", "See Ames.")}
-    facts = ("Body[^c1]", "[^c1]: Ada: It is 42.", "In 1987[^1]", "[^1]: See Ames.")
-    yield Case("notes.docx", make_word(commented + noted, **notes), facts, ("19871",))
+    facts = ("Body[^c1]", "[^c1]: Ada: It is 42.", "In 1987[^1]", "[^1]: [See Ames.](https://example.org/footnotes)")
+    yield Case("notes.docx", make_word(commented + noted, **notes, **links), facts, ("19871",))
     boxes = "".join(
         f"<wps:wsp><wps:txbx><w:txbxContent>{p(text)}</w:txbxContent></wps:txbx></wps:wsp>" for text in ("One", "Two")
     )
@@ -202,11 +208,12 @@ def _word_files() -> Iterator[Case]:
     ticked = r("\uf0fe", '<w:rFonts w:ascii="Wingdings"/>')
     runs = make_word(
         f"<w:p>{r('It is ')}<w:ins>{r('42')}</w:ins><w:del><w:r><w:delText>41</w:delText></w:r></w:del></w:p>"
-        "<w:p><w:r><w:t>Alex</w:t><w:softHyphen/><w:t>androva</w:t></w:r></w:p>"
+        "<w:p><w:r><w:t>Alex</w:t><w:softHyphen/><w:t>androva</w:t></w:r>"
+        f"<w:r><w:ruby><w:rt>{r('ひがし')}</w:rt><w:rubyBase>{r('東')}</w:rubyBase></w:ruby></w:r></w:p>"
         f'<w:p><w:hyperlink r:id="link">{r("here")}</w:hyperlink></w:p>'
         f"<w:p>{symbol}{r(' = 2 ')}{ticked}{r(' Yes')}{symbol.replace('F062', 'zz')}</w:p>"
     )
-    facts = ("It is 42", "Alexandrova", "[here](https://example.org/x)", "β = 2 ☑ Yes")
+    facts = ("It is 42", "Alexandrova東(ひがし)", "[here](https://example.org/x)", "β = 2 ☑ Yes")
     yield Case("runs.docx", runs, facts, ("41",), omissions=("1 symbols",))
     chart = "<w:r><w:drawing><c:chart/></w:drawing></w:r>"
     diagram = "<w:r><w:drawing><wp:docPr/><dgm:relIds xmlns:dgm='d'/></w:drawing></w:r>"
@@ -220,12 +227,8 @@ def _word_files() -> Iterator[Case]:
         + picture("", decoration)
         + "<w:r><w:pict><v:shape xmlns:v='v'><v:imagedata/></v:shape></w:pict></w:r>"
     )
-    yield Case(
-        "pictures.docx",
-        make_word(f"<w:p>{shown}</w:p>"),
-        ("![A map]",),
-        omissions=("2 pictures without a description",),
-    )
+    described = make_word(f"<w:p>{shown}</w:p>")
+    yield Case("pictures.docx", described, ("![A map]",), omissions=("2 pictures without a description",))
     inside: dict[str, bytes] = {
         "embeddings___inner__docx": make_docx("The inner fact"),
         "embeddings___data__bin": b"\0\1",
@@ -433,8 +436,8 @@ def _mail_files() -> Iterator[Case]:
     yield Case("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
     japanese_mail = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
     yield Case("japanese.eml", japanese_mail.encode("iso2022_jp"), ("東京タワー",))
-    box = b"From a@b Mon Jan  1 00:00:00 2024\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
-    yield Case("two.mbox", box, ("first", "Subject: two", "\nFrom here"), headings=("one", "two"))
+    box = b"From a@b Mon Jan  1 00:00:00 2024\nTo: <\nContent-Disposition: inline;name*0*\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
+    yield Case("two.mbox", box, ("To: <\n", "first", "Subject: two", "\nFrom here"), headings=("one", "two"))
     pictured = _make_mail()
     pictured.set_content("<p>See 10<sup>6</sup> <img src='cid:1'>", subtype="html")
     pictured.add_related(
@@ -605,12 +608,8 @@ def _open_files() -> Iterator[Case]:
         headings=("Plan",),
     )  # fmt: skip
     values = "<table:table table:name='S'><table:table-row><table:table-cell office:value='3'/><table:table-cell><text:p>z</text:p><office:annotation><text:p>seen</text:p></office:annotation></table:table-cell></table:table-row><table:shapes><draw:frame><draw:image/></draw:frame></table:shapes></table:table>"
-    yield Case(
-        "values.ods",
-        make_open_document("spreadsheet", values),
-        ("3", "z\n\n[Note: seen]"),
-        omissions=("1 pictures without",),
-    )
+    sheet = make_open_document("spreadsheet", values)
+    yield Case("values.ods", sheet, ("3", "z\n\n[Note: seen]"), omissions=("1 pictures without",))
     rows = f'<table:table table:name="Sales"><table:table-row>{cell("", "EU")}{cell("", "12")}</table:table-row><table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row><table:table-row>{cell("", "US")}{cell("", "3")}</table:table-row></table:table>'
     yield Case("rows.ods", make_open_document("spreadsheet", rows), ("## Sales", "| US | 3 |"))
     container = '<container><rootfiles><rootfile full-path="o/p.opf"/></rootfiles></container>'
