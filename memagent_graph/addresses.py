@@ -78,7 +78,8 @@ class AllowedNames:
 
     def __init__(self, names: Iterable[str], origins: Iterable[str] = ()) -> None:
         self._hosts = frozenset(name.lower() for name in (*LOCAL_NAMES, *names))
-        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self.origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        """The further origins as browsers write them."""
 
     def allows_host(self, header: str) -> bool:
         """Return whether a Host header names this server."""
@@ -87,7 +88,7 @@ class AllowedNames:
     def allows_origin(self, header: str) -> bool:
         """Return whether a web page of this origin may send requests."""
         scheme, _, host = header.lower().partition("://")
-        return header.lower() in self._origins or (scheme in {"http", "https"} and _parse_host(host) in self._hosts)
+        return header.lower() in self.origins or (scheme in {"http", "https"} and _parse_host(host) in self._hosts)
 
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]+)?")

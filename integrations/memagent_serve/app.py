@@ -28,7 +28,7 @@ from memagent_graph.reader import MemAgent
 from memagent_serve.api_errors import APIError, make_bad_request_error, make_not_found_error
 from memagent_serve.bodies import BodyQuota, limit_body
 from memagent_serve.chat_replies import RUN_ID_HEADER
-from memagent_serve.completions import NEW_READ_HEADER, READ_HEADER, ChatCompletions
+from memagent_serve.completions import READ_HEADER, ChatCompletions
 from memagent_serve.guard import Guard
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, Ledger
@@ -111,9 +111,9 @@ def make_app(
     if settings.origins:
         cors = Middleware(
             CORSMiddleware,
-            allow_origins=settings.origins,
+            allow_origins=[*allowed_names.origins],
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", NEW_READ_HEADER],
+            allow_headers=["*"],  # the official client for JavaScript sends several of its own
             expose_headers=[RUN_ID_HEADER, READ_HEADER],
         )
         middleware.insert(0, cors)
@@ -142,7 +142,7 @@ async def store_upload(resources: ServerResources, request: Request) -> Uploaded
     """
     owner, settings = get_owner(request), resources.settings
     max_bytes = (owner.max_bytes or settings.storage) + _FORM_BYTES
-    with resources.upload_quota.reservation(owner) as reserve:
+    with resources.upload_quota.reservation(owner, max_bytes) as reserve:
         receive = limit_body(request.receive, max_bytes, settings.idle_seconds, settings.body_seconds, reserve)
         form_request = Request(request.scope, receive)
         async with form_request.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES) as form:

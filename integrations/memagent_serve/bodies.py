@@ -29,7 +29,7 @@ class BodyQuota:
     max_bytes: int
     """Bytes for all keys."""
     max_bytes_per_key: int
-    """Bytes for one key."""
+    """Bytes for one key, unless it has a larger limit of its own."""
     _bytes_by_owner: Counter[str] = field(default_factory=Counter, init=False)
 
     @property
@@ -38,12 +38,14 @@ class BodyQuota:
         return self._bytes_by_owner.total()
 
     @contextmanager
-    def reservation(self, owner: Owner) -> Iterator[Callable[[int], None]]:
+    def reservation(self, owner: Owner, own_limit: int = 0) -> Iterator[Callable[[int], None]]:
         """Yield a function that reserves space for a body of a given size. The space is released at the end.
+
+        `own_limit` is the key's own limit in bytes, which can raise `max_bytes_per_key`.
 
         The function raises an `APIError`, 429, if the space is used up.
         """
-        reserved_bytes = 0
+        reserved_bytes, max_bytes_per_key = 0, max(self.max_bytes_per_key, own_limit)
 
         def reserve(body_bytes: int) -> None:
             nonlocal reserved_bytes
@@ -52,7 +54,7 @@ class BodyQuota:
             new_bytes = body_bytes - reserved_bytes
             if (
                 self.used_bytes + new_bytes > self.max_bytes
-                or self._bytes_by_owner[owner.name] + new_bytes > self.max_bytes_per_key
+                or self._bytes_by_owner[owner.name] + new_bytes > max_bytes_per_key
             ):
                 raise make_too_busy_error(
                     "other requests use all the space for large ones; send the request again later", _RETRY_SECONDS

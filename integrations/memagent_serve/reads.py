@@ -296,7 +296,8 @@ class ReadManager:
             async with self._slots:
                 read.state = ReadState.RUNNING
                 read.wake_followers()
-                await asyncio.to_thread(self.ledger.mark, read.run_id, ReadState.RUNNING)
+                if start_kind is not StartKind.REPEATED:  # the read has ended, and `keep_seconds` count from then
+                    await asyncio.to_thread(self.ledger.mark, read.run_id, ReadState.RUNNING)
                 started_at = time.monotonic()
                 reader = await self.get_reader(read_request)
                 result = await reader.aresume_or_read(
@@ -310,7 +311,7 @@ class ReadManager:
             state = ReadState.STOPPED if result.stop_reason.resumable else ReadState.FINISHED
             if start_kind is not StartKind.REPEATED:
                 self.metrics.count_tokens(result.usage)
-            await asyncio.to_thread(self.ledger.mark, read.run_id, state)
+                await asyncio.to_thread(self.ledger.mark, read.run_id, state)
             read.result = result
         except asyncio.CancelledError:
             state = read.state_if_cancelled

@@ -84,7 +84,7 @@ class Uploads:
                 path.unlink(missing_ok=True)
 
     def add(self, owner: Owner, name: str | None, purpose: str, content: IO[bytes]) -> UploadedFile:
-        """Store a file.
+        """Store a file. Old texts are removed for it, as for `add_text`.
 
         Raises:
             APIError: 413 if the key's files would exceed their limit, 507 if all keys' would; 400 for an empty file.
@@ -102,9 +102,7 @@ class Uploads:
             purpose = make_one_line(purpose, _MAX_NAME_LENGTH)
             file = UploadedFile(file_id, file_bytes, int(time.time()), clean_file_name(name), purpose)
             with self.ledger.lock:
-                for quota_owner in (owner, None):
-                    if max(self._compute_excess(quota_owner, file_bytes)) > 0:
-                        raise _make_quota_error(quota_owner)
+                self._free_space(owner, file_bytes)
                 self.ledger.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", (owner.name, *astuple(file)))
         except BaseException:
             path.unlink(missing_ok=True)
@@ -189,12 +187,14 @@ class Uploads:
             keys_in_use = {*self._list_keys_in_use(), *needed_keys}
             for quota_owner in (owner, None):
                 excess_bytes, excess_entries = self._compute_excess(quota_owner, additional_bytes)
-                removable_texts = self._iter_removable_texts(quota_owner, keys_in_use)
+                removable_texts, old_texts = self._iter_removable_texts(quota_owner, keys_in_use), list[Any]()
                 while excess_bytes > 0 or excess_entries > 0:
                     if (row := next(removable_texts, None)) is None:
                         raise _make_quota_error(quota_owner)
-                    self._remove_text(row["owner"], row["key"], json.loads(row["ref"]))
+                    old_texts.append(row)
                     excess_bytes, excess_entries = excess_bytes - row["bytes"], excess_entries - 1
+                for row in old_texts:  # they are enough; a refusal removes nothing for this quota
+                    self._remove_text(row["owner"], row["key"], json.loads(row["ref"]))
 
     def _iter_removable_texts(self, owner: Owner | None, keys_in_use: Collection[str]) -> Iterator[Any]:
         """Yield the rows of the texts that are not in use, the oldest first."""

@@ -35,6 +35,7 @@ from memagent_serve.api_errors import APIError, to_api_error
 from memagent_serve.app import make_app
 from memagent_serve.chat_replies import RUN_ID_HEADER
 from memagent_serve.chat_requests import parse_chat, parse_fields
+from memagent_serve.keys import Keys, Owner
 from memagent_serve.live import LivePage
 from memagent_serve.page_sessions import SIGN_IN_PATH
 
@@ -46,6 +47,7 @@ PRIVATE_TEXT = "private-4711"
 ALICE_HEADER, JSON_HEADER = f"Authorization: Bearer {ALICE}", "Content-Type: application/json"
 BOB_HEADER = f"Authorization: Bearer {BOB}"
 POST_CHAT = ("POST /v1/chat/completions HTTP/1.1", ALICE_HEADER, JSON_HEADER)
+POST_FILE = ("POST /v1/files HTTP/1.1", ALICE_HEADER, "Content-Type: multipart/form-data; boundary=x")
 
 
 def make_chat(content: Any, **options: Any) -> dict[str, Any]:
@@ -128,11 +130,14 @@ def test_foreign_origin_is_refused_without_cors_headers(server: Server, origin: 
 
 
 def test_local_and_configured_origins_are_allowed(upstream: FakeServer, tmp_path: Path) -> None:
-    with serve(upstream.base_url, tmp_path, origins=("https://chat.example",)) as server:
+    with serve(upstream.base_url, tmp_path, origins=("https://Chat.example/",)) as server:
         for origin, cors_origin in ((f"http://localhost:{server.port}", None), ("https://chat.example",) * 2):
             reply = httpx2.get(f"{server.api}/models", headers={"Origin": origin})
             assert (reply.status_code, reply.headers.get("access-control-allow-origin")) == (200, cors_origin)
         assert httpx2.get(f"{server.api}/models", headers={"Origin": "https://evil.example"}).status_code == 403
+        headers = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+        headers["Access-Control-Request-Headers"] = "authorization,x-stainless-os"  # of the client for JavaScript
+        assert httpx2.options(f"{server.api}/chat/completions", headers=headers).status_code == 200
 
 
 def test_form_content_types_are_refused(server: Server) -> None:
@@ -164,8 +169,7 @@ def send_raw(server: Server, *lines: str, body: bytes = b"") -> bytes:
 
 
 def test_line_breaks_in_names_reach_no_header_or_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    body = make_chat(LONG_TEXT, model="fake\r\nX-Evil: 1")
-    reply = post(server, body)
+    reply = post(server, make_chat(LONG_TEXT, model="fake\r\nX-Evil: 1"))
     assert reply.status_code == 404
     assert "x-evil" not in reply.headers
     file = upload(server, "a\r\nX-Evil: 1\x1b[31m.txt", b"text").json()
@@ -246,8 +250,7 @@ def test_no_route_returns_data_of_another_key(upstream: FakeServer, tmp_path: Pa
 )
 def test_malicious_file_ids_are_not_found(server: Server, file_id: str) -> None:
     assert httpx2.get(f"{server.api}/files/{file_id}", headers=ALICE_HEADERS).status_code == 404
-    content = [{"type": "file", "file": {"file_id": file_id}}]
-    assert post(server, make_chat(content)).status_code == 404
+    assert post(server, make_chat([{"type": "file", "file": {"file_id": file_id}}])).status_code == 404
 
 
 def test_too_large_and_empty_files_are_refused(server: Server) -> None:
@@ -434,38 +437,35 @@ def test_long_text_of_escapes_and_quotes_is_accepted() -> None:
 
 def test_slow_bodies_time_out(server: Server) -> None:
     assert send_raw(server, *POST_CHAT, "Content-Length: 100", body=b"{").startswith(b"HTTP/1.1 408")
-    form_type = "Content-Type: multipart/form-data; boundary=x"
-    head_lines = ("POST /v1/files HTTP/1.1", ALICE_HEADER, form_type, "Content-Length: 100")
-    assert send_raw(server, *head_lines, body=b"--x\r\n").startswith(b"HTTP/1.1 408")
+    assert send_raw(server, *POST_FILE, "Content-Length: 100", body=b"--x\r\n").startswith(b"HTTP/1.1 408")
 
 
 def test_large_requests_share_a_memory_quota_that_is_released(upstream: FakeServer, tmp_path: Path) -> None:
     with serve(upstream.base_url, tmp_path, request_memory=4 * MEGABYTE) as server:
-        memory = server.resources.request_quota
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(make_request_head(*POST_CHAT, f"Content-Length: {3 * MEGABYTE}") + b"x" * (2 * MEGABYTE))
-            wait_until(lambda: memory.used_bytes == 3 * MEGABYTE)
+            wait_until(lambda: server.resources.request_quota.used_bytes == 3 * MEGABYTE)
             reply = post(server, make_chat("word " * 300_000))
             assert reply.status_code == 429
             assert int(reply.headers["Retry-After"]) >= 1
-        wait_until(lambda: memory.used_bytes == 0)
+        wait_until(lambda: server.resources.request_quota.used_bytes == 0)
 
 
 def test_uploads_in_progress_share_a_quota_and_have_a_deadline(upstream: FakeServer, tmp_path: Path) -> None:
-    head_lines = ("POST /v1/files HTTP/1.1", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 2000000")
     part_head = b"--x\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
-    bounds = {"storage": 2 * MEGABYTE, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
-    with serve(upstream.base_url, tmp_path, **bounds) as server:
-        upload_quota = server.resources.upload_quota
+    bounds = {"storage": MEGABYTE // 2, "total_storage": 2 * MEGABYTE, "body_seconds": 1.5, "idle_seconds": 1.0}
+    keys = Keys([(Owner("alice", max_bytes=2 * MEGABYTE), ALICE)])  # more than --storage
+    with serve(upstream.base_url, tmp_path, keys=keys, **bounds) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(make_request_head(*head_lines) + part_head + b"x" * (MEGABYTE * 3 // 2))
-            wait_until(lambda: upload_quota.used_bytes > MEGABYTE)
+            connection.sendall(make_request_head(*POST_FILE, "Content-Length: 2000000") + part_head)
+            connection.sendall(b"x" * (MEGABYTE * 3 // 2))
+            wait_until(lambda: server.resources.upload_quota.used_bytes > MEGABYTE)
             assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 429
             for _ in range(20):  # a client that is never idle
                 connection.sendall(b"x")
                 time.sleep(0.1)
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
-        wait_until(lambda: upload_quota.used_bytes == 0)
+        wait_until(lambda: server.resources.upload_quota.used_bytes == 0)
         assert upload(server, "b.txt", b"x" * MEGABYTE).status_code == 200
 
 

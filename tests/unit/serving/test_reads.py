@@ -73,7 +73,9 @@ def test_equal_request_joins_the_running_read_of_its_client(slow_upstream: FakeS
     with serve(slow_upstream.base_url, tmp_path) as server:
         send_and_disconnect(server.api, slow_upstream)
         reply = post(server.api, make_request())
+        entries = server.resources.ledger.search("local", "", newest=1)
         repeated_reply = post(server.api, make_request(stream=False))
+        assert server.resources.ledger.search("local", "", newest=1) == entries, "--keep-minutes count from the end"
     assert get_answer(reply) == get_answer(repeated_reply) == "4711"
     assert reply.headers["X-Memagent-Read"] == "joined"
     assert repeated_reply.headers["X-Memagent-Read"] == "repeated"
@@ -133,8 +135,7 @@ def test_read_stopped_by_a_limit_continues_with_an_equal_request(upstream: FakeS
         while replies[-1].json()["choices"][0]["finish_reason"] == "length":
             assert "Ask the same again, and it continues." in get_answer(replies[-1])
             replies.append(post(server.api, make_request()))
-    assert len(replies) > 2
-    assert get_answer(replies[-1]) == "4711"
+    assert len(replies) > 2 and get_answer(replies[-1]) == "4711"
     assert set(count_sections(upstream).values()) == {1}
 
 
@@ -189,8 +190,7 @@ def test_each_key_has_its_own_cache_salt(tmp_path: Path) -> None:
         salts = {request["cache_salt"] for request in upstream.requests}
         post(server.api, make_request(), key=BOB)
         all_salts = {request["cache_salt"] for request in upstream.requests}
-    assert len(salts) == 1
-    assert len(all_salts) == 2
+    assert (len(salts), len(all_salts)) == (1, 2)
 
 
 # Bounds

@@ -10,6 +10,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,14 +42,9 @@ def count_files(folder: Path) -> int:
 def test_failed_or_killed_upload_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
     files = make_uploads(tmp_path)
     kept_file = files.add(LOCAL, "kept.txt", "user_data", io.BytesIO(b"a text"))
-
-    def raise_disk_full(*_: object, **__: object) -> int:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copyfileobj", raise_disk_full)
-        with pytest.raises(OSError, match="no space"):
-            files.add(LOCAL, "lost.txt", "user_data", io.BytesIO(b"another"))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr(shutil, "copyfileobj", Mock(side_effect=OSError(errno.ENOSPC, "no space left on device")))
+        files.add(LOCAL, "lost.txt", "user_data", io.BytesIO(b"another"))
     assert (files.list_files(LOCAL), count_files(tmp_path / "files")) == ([kept_file], 1)
     (tmp_path / "files" / LOCAL.name / f"file-{'0' * 32}.bin").write_bytes(b"half")
     assert (make_uploads(tmp_path).list_files(LOCAL), count_files(tmp_path / "files")) == ([kept_file], 1)
@@ -85,9 +81,13 @@ async def test_texts_count_for_their_key_and_the_oldest_unused_are_removed(tmp_p
         files.add(ALICE, "a.txt", "user_data", io.BytesIO(b"x" * 20))
     shared_text = await files.add_text(BOB, Document.from_text("b" * 20, "the same text"))
     in_use.clear()
+    with pytest.raises(APIError, match="delete some"):
+        files.add(BOB, "too-large.txt", "user_data", io.BytesIO(b"x" * 71))
+    assert shared_text["key"] in list_text_keys(files, BOB), "a refused file removes no text"
     await files.add_text(BOB, Document.from_text("e" * 60, "e"))
     assert shared_text["key"] not in list_text_keys(files, BOB)
     assert count_files(tmp_path / "documents") == 3, "bob's, and alice's with its labels; one is no longer bob's too"
+    assert files.add(BOB, "a.txt", "user_data", io.BytesIO(b"x" * 60)).bytes and not list_text_keys(files, BOB)
 
 
 async def test_a_text_counts_again_with_other_labels_which_are_removed_with_it(tmp_path: Path) -> None:
