@@ -103,8 +103,7 @@ class _OpenDocument:
             case "p":
                 return f"<p>{self._format_inline(element)}</p>"
             case "h":
-                level = min(get_int_attribute(element, "outline-level", 1), 6)
-                return f"<h{level}>{self._format_inline(element)}</h{level}>"
+                return self._format_heading(element, "")
             case "list":
                 return self._format_list(element, get_attribute(element, "style-name"), 1)
             case "table":
@@ -122,24 +121,34 @@ class _OpenDocument:
                 return f"<p>{self._format_inline_element(element)}</p>"
         return "".join(map(self.format_block, element))
 
+    def _format_heading(self, element: Element, number: str) -> str:
+        level = min(get_int_attribute(element, "outline-level", 1), 6)
+        return f"<h{level}>{escape(number)} {self._format_inline(element)}</h{level}>"
+
     def _format_list(self, element: Element, style: str, level: int) -> str:
         """Return a list. Numbering continues if the list says so, or from the last list of this style at this level."""
         level_style = self._list_levels.get(style, {}).get(level)
         item_numbers = self._item_numbers.setdefault(style, {})
-        if get_attribute(element, "continue-numbering") != "true" and level == 1:
+        is_continued = get_attribute(element, "continue-numbering") == "true" or get_attribute(element, "continue-list")
+        if level == 1 and not is_continued:
             item_numbers.clear()
         html = ""
         for item in iter_children(element, "list-item", "list-header"):
-            start = get_attribute(item, "start-value")
-            if not start and level not in item_numbers:
-                start = get_attribute(level_style, "start-value")
-            item_numbers[level] = int(start) if start.isdecimal() else item_numbers.get(level, 0) + 1
-            for deeper_level in [other_level for other_level in item_numbers if other_level > level]:
-                del item_numbers[deeper_level]
-            text = "<br>".join(self._format_inline(node) for node in item if get_local_name(node) != "list")
-            html += (
-                f'<li marker="{escape(self._format_marker(style, level_style, level))}" level="{level - 1}">{text}</li>'
-            )
+            blocks = [node for node in item if get_local_name(node) not in {"list", "number", "soft-page-break"}]
+            text, marker = "<br>".join(map(self._format_inline, blocks)), ""
+            # A header has no number, nor has an item that is only around a list of the next level.
+            if get_local_name(item) == "list-item" and (blocks or level not in item_numbers):
+                start = get_attribute(item, "start-value")
+                if not start and level not in item_numbers:
+                    start = get_attribute(level_style, "start-value")
+                item_numbers[level] = int(start) if start.isdecimal() else item_numbers.get(level, 0) + 1
+                for deeper_level in [other_level for other_level in item_numbers if other_level > level]:
+                    del item_numbers[deeper_level]
+                marker = self._format_marker(style, level_style, level)
+            if [get_local_name(node) for node in blocks] == ["h"]:
+                html += self._format_heading(blocks[0], marker.removeprefix("-"))
+            elif blocks:
+                html += f'<li marker="{escape(marker)}" level="{level - 1}">{text}</li>' if marker else f"<p>{text}</p>"
             html += "".join(self._format_list(node, style, level + 1) for node in iter_children(item, "list"))
         return html
 

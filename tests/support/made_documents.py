@@ -382,13 +382,10 @@ def _pdf_files() -> Iterator[Case]:
     ]
     page = _draw_rows(*three * 3, at=(50, 220, 400))
     yield pdf("three_columns", [page], "lorem ipsum dolor\nmagna aliqua enim\n" * 3 + "sit amet")
-    cells = [
-        ("Region of the tower", "Bees that it had in the year"),
-        ("North and the islands", "Nine hundred and forty"),
-        ("South without the sea", "A thousand and two"),
-        ("East of the long river", "None that were counted"),
-        ("West", "Seven"),
-    ]
+    cells = (
+        ("Region of the tower", "Bees that it had in the year"), ("North and the islands", "Nine hundred and forty"),
+        ("South without the sea", "A thousand and two"), ("East of the long river", "None that were counted"), ("West", "Seven"),
+    )  # fmt: skip
     yield pdf("rows_of_a_table", [_draw_rows(*cells)], "South without the sea A thousand and two")
     unmapped = "60:<< /Type /Font /Subtype /Type3 /FontBBox [0 0 9 9] /FontMatrix [.1 0 0 .1 0 0] /CharProcs << >> /Encoding << /Differences [1 /g1 /g2 /g3] >> /FirstChar 1 /LastChar 3 /Widths [9 9 9] >>"
     drawn = "q 72 72 m " + " ".join(f"{80 + 9 * at} {100 + at * 37 % 90} l" for at in range(30)) + " S Q"
@@ -577,6 +574,9 @@ def _open_files() -> Iterator[Case]:
     headings = "".join(map('<text:h text:outline-level="{0}">Terms {0}</text:h>'.format, (1, 2)))
     item = "<text:list-item><text:p>{}</text:p></text:list-item>".format
     nested = f'<text:list text:style-name="L">{item("one")}<text:list-item><text:p>two</text:p><text:list>{item("inner")}</text:list></text:list-item></text:list>'
+    deeper = f"<text:list-item><text:list>{item('next')}</text:list></text:list-item>"
+    law = '<text:list-header><text:p>Head</text:p></text:list-header><text:list-item><text:h text:outline-level="3">Law</text:h></text:list-item>'
+    nested += f'<text:list text:style-name="L" text:continue-list="x">{deeper}{law}</text:list>'
     cell = "<table:table-cell{}><text:p>{}</text:p></table:table-cell>".format
     row = "<table:table-row>{}</table:table-row>".format
     spanned = cell(' table:number-rows-spanned="2"', "EU") + cell("", "12")
@@ -589,8 +589,8 @@ def _open_files() -> Iterator[Case]:
     note = "<text:p>In 1987<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>See Ames.</text:p></text:note-body></text:note></text:p>"
     yield Case(
         "whole.odt", make_open_document("text", headings + power + nested + table + note, raised + numbered),
-        ("## Terms 2", "10^6", "1. one", "2. two", "2.1 inner", "| EU | 7 |", "In 1987[^1: See Ames.]"),
-        headings=("Terms 1", "Terms 1 > Terms 2"),
+        ("## Terms 2", "10^6", "1. one", "2. two", "2.1 inner\n  2.2 next\n\nHead\n", "| EU | 7 |", "In 1987[^1: See Ames.]"),
+        headings=("Terms 1", "Terms 1 > Terms 2", "Terms 1 > Terms 2 > 3. Law"),
     )  # fmt: skip
     notes = "<presentation:notes><draw:frame><draw:text-box><text:p>Spoken fact</text:p></draw:text-box></draw:frame></presentation:notes>"
     yield Case(
