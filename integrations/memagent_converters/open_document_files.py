@@ -32,6 +32,10 @@ from memagent_graph.converters import BLOCK_SEPARATOR, ConversionError, Parts, S
 _SKIPPED_TAGS: Final = frozenset(
     ("tracked-changes", "sequence-decls", "variable-decls", "forms", "settings", "bookmark-ref-format")
 )
+_SHAPE_TAGS: Final = frozenset(
+    ("text-box", "custom-shape", "rect", "ellipse", "circle", "line", "polyline", "polygon", "path", "connector")
+)
+"""Elements with paragraphs inside a paragraph."""
 _MAX_REPETITIONS: Final = 1000
 """The maximum number of repetitions of a row or cell with a value. Empty ones are left out."""
 
@@ -113,7 +117,7 @@ class _OpenDocument:
             case "notes":
                 text = "".join(map(self.format_block, element))
                 return f"<p>Notes:</p>{text}" if re.sub("<[^>]*>", "", text).strip() else ""
-            case "annotation":
+            case "annotation" | "title" | "desc":
                 return f"<p>{self._format_inline_element(element)}</p>"
             case "frame" if get_attribute(element, "class") == "title":
                 return "".join(f"<h2>{self._format_inline(node)}</h2>" for node in iter_descendants(element, "p"))
@@ -192,7 +196,7 @@ class _OpenDocument:
             pieces += [self._format_inline_element(node), escape(node.tail or "")]
         return "".join(pieces)
 
-    def _format_inline_element(self, element: Element) -> str:  # noqa: PLR0911  one case for each element
+    def _format_inline_element(self, element: Element) -> str:  # noqa: PLR0911, PLR0912  one case for each
         match get_local_name(element):
             case "s" | "tab":
                 return " "
@@ -217,8 +221,12 @@ class _OpenDocument:
                     return format_formula(root)
                 self.omission_counts["embedded objects"] += 1
                 return ""
-            case "text-box" | "table" | "list":
-                return "".join(map(self.format_block, element if get_local_name(element) == "text-box" else [element]))
+            case "ruby-text":
+                return f"<rt>{self._format_inline(element)}</rt>"
+            case "table" | "list":
+                return self.format_block(element)
+            case name if name in _SHAPE_TAGS and "".join(element.itertext()).strip():
+                return "".join(map(self.format_block, element))
             case "desc":
                 return f"![{escape(''.join(element.itertext()))}]"
             case "frame" if find_child(element, "image") is not None and find_child(element, "desc") is None:

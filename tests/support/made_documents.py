@@ -583,8 +583,9 @@ def _open_files() -> Iterator[Case]:
     table = f"<table:table>{row(cell('', 'Region') + cell('', 'Units'))}{row(spanned)}{row('<table:covered-table-cell/>' + cell('', '7'))}</table:table>"
     inner = f"<table:table><table:table-header-rows>{row(cell('', '1') * 2)}</table:table-header-rows>{row(cell('', '3') * 2)}</table:table>"
     outer = f"<table:table>{row(cell('', 'Outer'))}{row(f'<table:table-cell>{inner}</table:table-cell>')}</table:table>"
-    nested_tables = make_open_document("text", outer + "<text:p>End.</text:p>")
-    yield Case("tables.odt", nested_tables, ("Outer\n\n| 1 | 1 |\n| --- | --- |\n| 3 | 3 |\n\nEnd.",))
+    shape = "<text:p>End.<draw:rect><svg:desc>A map</svg:desc><text:p>One</text:p><text:p>Two</text:p></draw:rect><text:ruby><text:ruby-base>東</text:ruby-base><text:ruby-text>ひがし</text:ruby-text></text:ruby></text:p>"
+    facts = ("Outer\n\n| 1 | 1 |\n| --- | --- |\n| 3 | 3 |\n\nEnd.", "End.\n\n![A map]\n\nOne\n\nTwo\n\n東(ひがし)")
+    yield Case("inside.odt", make_open_document("text", outer + shape), facts)
     power = '<text:p>10<text:span text:style-name="T1">6</text:span></text:p>'
     note = "<text:p>In 1987<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>See Ames.</text:p></text:note-body></text:note></text:p>"
     yield Case(
