@@ -160,9 +160,12 @@ def list_open_questions(log: RunLog, read_id: str) -> list[str]:
     """Return the unfinished runs with this prefix, in the order of their questions."""
     from memagent_graph.run_log import RunFilter
 
-    runs = log.runs(RunFilter(run_id_prefix=f"{read_id}-", is_own=True))
-    open_runs = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
-    run_ids = [run_id for run_id in open_runs if _QUESTION_INDEX.fullmatch(run_id.removeprefix(f"{read_id}-"))]
+    prefix = f"{read_id}-"
+    runs_with_prefix = log.runs(RunFilter(run_id_prefix=prefix, is_own=True))
+    runs = [run for run in runs_with_prefix if _QUESTION_INDEX.fullmatch(run.run_id.removeprefix(prefix))]
+    if len({run.document["key"] for run in runs}) > 1:  # separate reads with chosen ids: report-2023, report-2024
+        return []
+    run_ids = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
     return sorted(run_ids, key=lambda run_id: (len(run_id), run_id))
 
 

@@ -34,7 +34,7 @@ _MARKDOWN_TYPES: Final = frozenset(
 _KEYWORD: Final = r"(?:Article|Section|Clause|Chapter|Part|Annex|Appendix|Schedule|Exhibit)"
 _LINE: Final = re.compile(
     rf"""^(?:
-      (?P<fence>\ {{0,3}}(?:```|~~~))
+      \ {{0,3}}(?P<fence>`{{3,}}(?=[^`\n]*$)|~{{3,}})(?P<language>[^\n]*)
     | \ {{0,3}}(?P<hashes>\#{{1,6}})[^\S\n]+(?P<heading>\S[^\n]*)
     | [^\S\n]*(?:\#{{1,6}}[^\S\n]+)?(?:\*\*|__)?
       (?: (?P<named>
@@ -43,7 +43,7 @@ _LINE: Final = re.compile(
           )
         | (?P<number>\d{{1,3}}(?:\\?\.\d{{1,3}}){{0,5}})
       )
-      (?P<stop>\\?[.:)])?(?:[^\S\n]+(?P<title>\S[^\n]*))?$
+      (?P<stop>\\?[.:)])?(?:[^\S\n]+(?P<title>\S[^\n]*))?[^\S\n]*$
     )""",
     re.MULTILINE | re.VERBOSE,
 )
@@ -80,7 +80,8 @@ class _HeadingFinder:
     def __init__(self, media_type: str, preceding_text: str = "\n\n") -> None:
         self._is_markdown = media_type in _MARKDOWN_TYPES
         self._preceding_text = preceding_text
-        self._is_code = False
+        self._fence = ""
+        """The beginning of a block of code, whose end is at least as long. ~~~ in plain text underlines a title."""
         self._last_number: tuple[int, ...] | None = None
         self._last_item: tuple[int, int] | None = None
         """The number of the last list item, and its end in the block."""
@@ -88,9 +89,12 @@ class _HeadingFinder:
     def find_marks(self, block: str, start: int) -> Iterator[SourceMark]:
         """Yield the headings of the next block, which begins at the character `start` of the document."""
         for line in _LINE.finditer(block):
-            if line["fence"]:
-                self._is_code = not self._is_code
-            elif not self._is_code and (label := self._make_label(line, block)):
+            if (fence := line["fence"]) and self._fence:
+                is_end = fence.startswith(self._fence) and not line["language"].strip()
+                self._fence = "" if is_end else self._fence
+            elif fence:
+                self._fence = fence if fence[0] == "`" or self._is_markdown else ""
+            elif not self._fence and (label := self._make_label(line, block)):
                 yield SourceMark(start + line.start(), label)
         self._preceding_text, self._last_item = (self._preceding_text + block)[-4:], None
 
@@ -100,7 +104,7 @@ class _HeadingFinder:
             return self._make_clause_label(line, block)
         if not self._is_markdown and not self._stands_alone(line, block):
             return None
-        label = _remove_markup(line["heading"].rstrip("#"))
+        label = _remove_markup(line["heading"].rstrip().rstrip("#"))
         if number := re.match(r"\d{1,3}(?:\.\d{1,3})*", label):
             self._last_number = _parse_number(number[0])
         return make_one_line(label, MAX_LABEL_CHARACTERS) or None

@@ -39,7 +39,7 @@ CONTRACT = """MASTER AGREEMENT
 2 Payment ........ 12
 2. Payment
 2.1 Fees
-The fees are:
+~~~~~~~~
 1. Apples
 2. Pears
 3. Plums
@@ -52,7 +52,7 @@ Section 7 of the act says things.
 
 # a line that stands alone
 
-text
+Article V
 # comment
 x = 1
 5. Wash the car.
@@ -86,7 +86,7 @@ class TestChosenPages:
         assert ref["pages"] == "2-3,6"
         assert store.read(ref, 0, 10_000) == "\n\n".join((PAGES[1], PAGES[2], PAGES[5]))
         assert [mark.label for mark in store.sections(ref)] == ["page 2", "page 3", "page 6"]
-        document_from_bytes = Document.from_bytes(write_pdf(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
+        document_from_bytes = Document.from_bytes(b"\r\n" + write_pdf(tmp_path).read_bytes(), "a.pdf").only("2-3,6")
         assert store.add(document_from_bytes)["key"] == ref["key"]
 
     async def test_a_reattached_document_keeps_its_chosen_pages(self, store, tmp_path) -> None:
@@ -135,7 +135,7 @@ class TestHeadings:
         assert [mark.label for mark in find_headings([CONTRACT], "text/plain")] == [
             "1. Definitions", "1.1", "1.2 Term", "2. Payment", "2.1 Fees", "2.2 Taxes and duties",
             "ARTICLE IV TERMINATION", "4.1 Termination for convenience", "4.2", "§ 12 Notices",
-            "a line that stands alone",
+            "a line that stands alone", "Article V",
         ]  # fmt: skip
         for mark in find_headings([CONTRACT], "text/plain"):
             assert CONTRACT[mark.start_char - 1] == "\n"
@@ -146,17 +146,16 @@ class TestHeadings:
             "4. Conveying Copies.\n\nThe work must carry notices that it is released under the terms of section\n"
             "7. This requirement changes section 4.\n\n5. Conveying Sources.\n\nYou may.\n"
         )
-        assert [mark.label for mark in find_headings([text], "text/plain")] == [
-            "4. Conveying Copies",
-            "5. Conveying Sources",
-        ]
+        labels = [mark.label for mark in find_headings([text], "text/plain")]
+        assert labels == ["4. Conveying Copies", "5. Conveying Sources"]
         text_with_line_break = text.replace(
             "7. This requirement changes section 4.", "7.  This requirement changes that to\nthe same."
         )
         assert len(find_headings([text_with_line_break], "text/plain")) == 2
 
     def test_comments_in_code_are_not_headings(self) -> None:
-        text = "# Title\n```\n# code\n```\n## **Bold** part ##\ntext\n### 2.1 Clause\n"
+        code = "```\n# code\n```\n````\n```\n~~~\n# code\n````\n``` not code ```\n~~~ py\n```\n# code\n~~~~"
+        text = f"# Title\n{code}\n## **Bold** part ##\r\ntext\n### 2.1 Clause\n"
         assert [mark.label for mark in find_headings([text], "text/markdown")] == ["Title", "Bold part", "2.1 Clause"]
 
     def test_headings_do_not_depend_on_how_the_text_is_split(self) -> None:
@@ -165,6 +164,7 @@ class TestHeadings:
         pieces = (text[start : start + 777_777] for start in range(0, len(text), 777_777))
         assert headings == find_headings(pieces, "text/plain")
         assert len(headings) > 2_000 * 10
+        assert len(headings) == len(find_headings([text.replace("\n", "\r\n")], "text/plain"))
 
     @pytest.mark.parametrize(
         ("start", "rest"),

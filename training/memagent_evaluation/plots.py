@@ -97,7 +97,8 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
         high = [100 * estimate.high for estimate in lenient.values()]
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
         axes.plot(lengths, [100 * estimate.mean for estimate in strict.values()], linestyle=(0, (1, 1.5)), color=colour)
-        label = system if lengths else f"{system}\n(does not fit)"
+        name = system.replace("$", r"\$")  # the mark of a formula
+        label = name if lengths else f"{name}\n(does not fit)"
         means = [100 * estimate.mean for estimate in lenient.values()]
         marker = MARKERS[index % len(MARKERS)]
         axes.plot(lengths, means, label=label, color=colour, zorder=20 - index, linewidth=2.2, marker=marker)

@@ -36,8 +36,7 @@ def test_retrieval_reports_how_much_of_the_document_it_showed(read_book, server)
     assert re.search(r"\b\d{2,3} of \d,\d{3} tokens shown by fake \(retrieval\), ", result.stderr), result.stderr
     run = json.loads(memagent("show", "r", "--json").stdout)
     assert (run["strategy"], run["answer"]) == ("retrieval", "4711")
-    assert "Read it in chunks" in failed_result.stderr
-    assert "continue with" not in failed_result.stderr
+    assert "Read it in chunks" in failed_result.stderr and "continue with" not in failed_result.stderr
 
 
 def test_a_run_is_resumed_on_another_machine_from_a_shared_folder(book, read_book, tmp_path, monkeypatch) -> None:
@@ -83,11 +82,14 @@ def test_a_failed_question_does_not_stop_the_others(read_book, server) -> None:
     assert error["type"] == "PolicyRequestError" and "no towers" in error["message"]
 
 
-def test_the_printed_resume_command_works(read_book, tmp_path) -> None:
+def test_the_printed_resume_command_works(book, read_book, tmp_path) -> None:
     options = ("--max-chunks", 2, "--log", tmp_path / "my runs.sqlite", "--checkpoints", tmp_path / "c.sqlite")
-    stopped_result = read_book(*options, code=5)
+    read_book("--run-id", "report-2023", *options, code=5)
+    book.write_text(f"{book.read_text()} The end.")
+    stopped_result = read_book("--run-id", "report-2024", *options, code=5)
     command = shlex.split(stopped_result.stderr.rpartition("continue with: memagent ")[2])
-    assert parse_answers(memagent(*command).stdout) == ["4711"]
+    result = memagent(*command)
+    assert parse_answers(result.stdout) == ["4711"] and "of the same read" not in result.stderr
     result_without_log = read_book("--max-chunks", 2, "--no-log", code=5)
     assert "continue with" not in result_without_log.stderr, "a run without a log cannot be resumed"
 
@@ -101,8 +103,7 @@ def test_an_interrupted_read_prints_the_resume_command(book, options, server, si
     _, errors = process.communicate(timeout=30)
     server.delay = 0
     assert process.returncode == 130
-    assert "memagent resume mine" in errors
-    assert "Traceback" not in errors
+    assert "memagent resume mine" in errors and "Traceback" not in errors
     assert parse_answers(memagent("resume", "mine").stdout) == ["4711"]
 
 
@@ -181,9 +182,8 @@ def test_finished_chunks_are_kept_when_the_server_fails(read_book, server) -> No
     server.respond = lambda body, number: fail() if number >= 3 else original_respond(body, number)
     result = read_book("--retries", 0, "--run-id", "r", "--json", code=4)
     error = json.loads(result.stdout)["error"]
-    assert "boom" in error["message"]
     assert (error["run_id"], error["chunk_index"]) == ("r", 3)
-    assert "memagent resume r" in result.stderr
+    assert "boom" in error["message"] and "memagent resume r" in result.stderr
     server.respond = original_respond
     result = json.loads(memagent("resume", "r", "--json").stdout)
     assert result["answer"] == "4711"

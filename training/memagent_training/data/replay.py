@@ -378,6 +378,8 @@ def _make_rollout(
         if value is None:
             details[f"{name}: {explain_unknown(reward_function, run)}"] += 1
             return Refusal.NO_REWARD
+        if getattr(value, "ndim", None) == 0:  # an array or tensor of one number
+            value = float(value)  # type: ignore[arg-type]
         values = tuple(value) if isinstance(value, Iterable) else (value,)
         if not all(abs(number) <= MAX_REWARD for number in values):
             return Refusal.NON_FINITE_REWARD

@@ -17,6 +17,7 @@ import random
 import re
 import sysconfig
 import tokenize
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,7 +102,7 @@ def read_text(path: Path) -> str | None:
         if path.suffix == ".gz":
             data = gzip.decompress(data)
         text = data.decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError, ValueError):
+    except (OSError, EOFError, ValueError, zlib.error):
         return None
     return None if SEPARATOR in text else text
 
