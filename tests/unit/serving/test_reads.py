@@ -121,8 +121,7 @@ def test_failed_read_resumes_at_its_chunk(tmp_path: Path) -> None:
         failure = post(server.api, make_request())
         is_broken = False
         reply = post(server.api, make_request())
-    assert failure.status_code == 503
-    assert failure.json()["error"]["code"] == "policy_server_unavailable"
+    assert (failure.status_code, failure.json()["error"]["code"]) == (503, "policy_server_unavailable")
     assert "Retry-After" in failure.headers
     assert reply.headers["X-Memagent-Read"] == "resumed"
     assert get_answer(reply) == "4711"
@@ -290,8 +289,7 @@ async def test_cancelling_a_read_twice_equals_cancelling_it_once(make_reader, tm
     first_cancellation = asyncio.create_task(manager.cancel(read))
     await asyncio.sleep(0.02)
     await asyncio.gather(first_cancellation, manager.cancel(read))
-    assert len(manager) == 0
-    assert read.state is ReadState.CANCELLED
+    assert len(manager) == 0 and read.state is ReadState.CANCELLED
     with pytest.raises(APIError, match="was cancelled"):
         async for _ in manager.follow(read):
             pass
