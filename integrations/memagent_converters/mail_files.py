@@ -96,18 +96,36 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
     elif part.is_multipart():
         parts = [subpart for subpart in part.get_payload() if isinstance(subpart, Message)]
         if content_type == "multipart/alternative":
-            plain_part = next((subpart for subpart in parts if subpart.get_content_type() == "text/plain"), parts[-1])
+            plain_part = next((subpart for subpart in parts if subpart.get_content_type() == "text/plain"), None)
             html = "".join(
                 _decode_text(subpart) for subpart in parts[-1].walk() if subpart.get_content_type() == "text/html"
             )
-            is_plain_text_short = len(render_markdown(html).split()) > 3 * len(_decode_text(plain_part).split())
-            parts = parts[-1:] if is_plain_text_short else [plain_part]
+            if plain_part is None or len(render_markdown(html).split()) > 3 * len(_decode_text(plain_part).split()):
+                parts = parts[-1:]
+            else:
+                parts = [plain_part, *_iter_attachments(parts[-1])]
         for subpart in parts:
+            if content_type.startswith("message/"):  # a report, such as of failed delivery: its fields are headers
+                fields = [f"{name}: {' '.join(str(value).split())}" for name, value in subpart.items()]
+                yield Block("\n".join(fields) + BLOCK_SEPARATOR)
             yield from _convert_part(source, subpart)
     elif part.get_content_disposition() == "attachment" or not content_type.startswith("text/"):
         yield from _convert_attachment(source, part, content_type)
     else:
         yield Block(_render_text(part, content_type).strip() + BLOCK_SEPARATOR)
+
+
+def _iter_attachments(part: Message[Any, Any]) -> Iterator[Message[Any, Any]]:
+    """Yield what is attached to the HTML of a message: files, messages, and pictures that its page does not show."""
+    payload: Any = part.get_payload()
+    for subpart in payload if part.is_multipart() else ():
+        kind = subpart.get_content_maintype()
+        is_shown_picture = kind == "image" and part.get_content_type() == "multipart/related"
+        is_body = kind == "text" and not subpart.get_filename()
+        if kind == "multipart":
+            yield from _iter_attachments(subpart)
+        elif subpart.get_content_disposition() == "attachment" or not (is_shown_picture or is_body):
+            yield subpart
 
 
 def _decode_text(part: Message[Any, Any]) -> str:

@@ -24,6 +24,7 @@ from memagent_converters.xml_archives import (
     get_local_name,
     iter_children,
     iter_descendants,
+    iter_table_parts,
     make_html_table,
 )
 from memagent_graph.converters import BLOCK_SEPARATOR, ConversionError, Parts, SourceFile
@@ -31,6 +32,10 @@ from memagent_graph.converters import BLOCK_SEPARATOR, ConversionError, Parts, S
 _SKIPPED_TAGS: Final = frozenset(
     ("tracked-changes", "sequence-decls", "variable-decls", "forms", "settings", "bookmark-ref-format")
 )
+_SHAPE_TAGS: Final = frozenset(
+    ("text-box", "custom-shape", "rect", "ellipse", "circle", "line", "polyline", "polygon", "path", "connector")
+)
+"""Elements with paragraphs inside a paragraph."""
 _MAX_REPETITIONS: Final = 1000
 """The maximum number of repetitions of a row or cell with a value. Empty ones are left out."""
 
@@ -102,8 +107,7 @@ class _OpenDocument:
             case "p":
                 return f"<p>{self._format_inline(element)}</p>"
             case "h":
-                level = min(get_int_attribute(element, "outline-level", 1), 6)
-                return f"<h{level}>{self._format_inline(element)}</h{level}>"
+                return self._format_heading(element, "")
             case "list":
                 return self._format_list(element, get_attribute(element, "style-name"), 1)
             case "table":
@@ -113,7 +117,7 @@ class _OpenDocument:
             case "notes":
                 text = "".join(map(self.format_block, element))
                 return f"<p>Notes:</p>{text}" if re.sub("<[^>]*>", "", text).strip() else ""
-            case "annotation":
+            case "annotation" | "title" | "desc":
                 return f"<p>{self._format_inline_element(element)}</p>"
             case "frame" if get_attribute(element, "class") == "title":
                 return "".join(f"<h2>{self._format_inline(node)}</h2>" for node in iter_descendants(element, "p"))
@@ -121,24 +125,34 @@ class _OpenDocument:
                 return f"<p>{self._format_inline_element(element)}</p>"
         return "".join(map(self.format_block, element))
 
+    def _format_heading(self, element: Element, number: str) -> str:
+        level = min(get_int_attribute(element, "outline-level", 1), 6)
+        return f"<h{level}>{escape(number)} {self._format_inline(element)}</h{level}>"
+
     def _format_list(self, element: Element, style: str, level: int) -> str:
         """Return a list. Numbering continues if the list says so, or from the last list of this style at this level."""
         level_style = self._list_levels.get(style, {}).get(level)
         item_numbers = self._item_numbers.setdefault(style, {})
-        if get_attribute(element, "continue-numbering") != "true" and level == 1:
+        is_continued = get_attribute(element, "continue-numbering") == "true" or get_attribute(element, "continue-list")
+        if level == 1 and not is_continued:
             item_numbers.clear()
         html = ""
         for item in iter_children(element, "list-item", "list-header"):
-            start = get_attribute(item, "start-value")
-            if not start and level not in item_numbers:
-                start = get_attribute(level_style, "start-value")
-            item_numbers[level] = int(start) if start.isdecimal() else item_numbers.get(level, 0) + 1
-            for deeper_level in [other_level for other_level in item_numbers if other_level > level]:
-                del item_numbers[deeper_level]
-            text = "<br>".join(self._format_inline(node) for node in item if get_local_name(node) != "list")
-            html += (
-                f'<li marker="{escape(self._format_marker(style, level_style, level))}" level="{level - 1}">{text}</li>'
-            )
+            blocks = [node for node in item if get_local_name(node) not in {"list", "number", "soft-page-break"}]
+            text, marker = "<br>".join(map(self._format_inline, blocks)), ""
+            # A header has no number, nor has an item that is only around a list of the next level.
+            if get_local_name(item) == "list-item" and (blocks or level not in item_numbers):
+                start = get_attribute(item, "start-value")
+                if not start and level not in item_numbers:
+                    start = get_attribute(level_style, "start-value")
+                item_numbers[level] = int(start) if start.isdecimal() else item_numbers.get(level, 0) + 1
+                for deeper_level in [other_level for other_level in item_numbers if other_level > level]:
+                    del item_numbers[deeper_level]
+                marker = self._format_marker(style, level_style, level)
+            if [get_local_name(node) for node in blocks] == ["h"]:
+                html += self._format_heading(blocks[0], marker.removeprefix("-"))
+            elif blocks:
+                html += f'<li marker="{escape(marker)}" level="{level - 1}">{text}</li>' if marker else f"<p>{text}</p>"
             html += "".join(self._format_list(node, style, level + 1) for node in iter_children(item, "list"))
         return html
 
@@ -158,15 +172,17 @@ class _OpenDocument:
 
     def _format_table(self, table: Element) -> str:
         rows = []
-        for row in iter_descendants(table, "table-row"):
+        for row in iter_table_parts(table, "table-row"):
             cells = []
             for node in iter_children(row, "table-cell"):
                 repetitions = min(get_int_attribute(node, "number-columns-repeated", 1), _MAX_REPETITIONS)
                 cells += [self._format_cell(node)] * repetitions
-            while cells and not cells[-1][0]:
+            while cells and cells[-1] == ("", 1, 1):
                 cells.pop()
-            if cells:
+            if cells or find_child(row, "covered-table-cell") is not None:
                 rows += [cells] * min(get_int_attribute(row, "number-rows-repeated", 1), _MAX_REPETITIONS)
+        while rows and not rows[-1]:  # rows that only repeat merged cells
+            rows.pop()
         return make_html_table(rows) + "".join(map(self.format_block, iter_children(table, "shapes")))
 
     def _format_cell(self, cell: Element) -> tuple[str, int, int]:
@@ -180,7 +196,7 @@ class _OpenDocument:
             pieces += [self._format_inline_element(node), escape(node.tail or "")]
         return "".join(pieces)
 
-    def _format_inline_element(self, element: Element) -> str:  # noqa: PLR0911  one case for each element
+    def _format_inline_element(self, element: Element) -> str:  # noqa: PLR0911, PLR0912  one case for each
         match get_local_name(element):
             case "s" | "tab":
                 return " "
@@ -205,8 +221,12 @@ class _OpenDocument:
                     return format_formula(root)
                 self.omission_counts["embedded objects"] += 1
                 return ""
-            case "text-box" | "table" | "list":
-                return "".join(map(self.format_block, element if get_local_name(element) == "text-box" else [element]))
+            case "ruby-text":
+                return f"<rt>{self._format_inline(element)}</rt>"
+            case "table" | "list":
+                return self.format_block(element)
+            case name if name in _SHAPE_TAGS and "".join(element.itertext()).strip():
+                return "".join(map(self.format_block, element))
             case "desc":
                 return f"![{escape(''.join(element.itertext()))}]"
             case "frame" if find_child(element, "image") is not None and find_child(element, "desc") is None:

@@ -24,6 +24,7 @@ from memagent_converters.xml_archives import (
     get_local_name,
     iter_children,
     iter_descendants,
+    iter_table_parts,
     make_html_table,
 )
 from memagent_graph.converters import Parts, SourceFile
@@ -262,13 +263,13 @@ class _WordDocument:
         rows: list[list[list[Any]]] = []
         cells_above: dict[int, list[Any]] = {}
         """The last cell that began in each column."""
-        for row in _iter_table_parts(table, "tr"):
+        for row in iter_table_parts(table, "tr"):
             properties = find_child(row, "trPr")
             if find_child(properties, "del") is not None:
                 continue
             column = get_int_attribute(find_child(properties, "gridBefore"), "val", 0)
             cells: list[list[Any]] = [["", column, 1]] if column else []
-            for cell in _iter_table_parts(row, "tc"):
+            for cell in iter_table_parts(row, "tc"):
                 span = max(1, get_int_attribute(find_child(cell, "tcPr", "gridSpan"), "val", 1))
                 merge = find_child(cell, "tcPr", "vMerge")
                 if merge is not None and get_attribute(merge, "val") != "restart" and column in cells_above:
@@ -288,15 +289,6 @@ def _iter_drawing(parent: Element) -> Iterator[Element]:
             yield element
             if get_local_name(element) != "txbxContent":
                 yield from _iter_drawing(element)
-
-
-def _iter_table_parts(parent: Element, name: str) -> Iterator[Element]:
-    """Yield the rows of a table or the cells of a row, including inserted ones and those in content controls."""
-    for element in parent:
-        if get_local_name(element) == name:
-            yield element
-        elif get_local_name(element) in {"sdt", "sdtContent", "ins", "customXml"}:
-            yield from _iter_table_parts(element, name)
 
 
 def _get_child_value(element: Element | None, name: str, default: str = "") -> str:

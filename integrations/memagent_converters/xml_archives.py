@@ -16,6 +16,10 @@ from memagent_converters.equations import FormulaElement, linearize
 from memagent_graph.converters import ConversionError, SourceFile
 
 _MAX_MEMBER_BYTES: Final = 1 << 30
+_TABLE_GROUPS: Final = frozenset(
+    ("sdt", "sdtContent", "ins", "customXml", "table-rows", "table-row-group", "table-header-rows")
+)
+"""Elements around rows or cells: content controls, insertions, groups of rows and rows repeated on each page."""
 
 
 class XMLArchive:
@@ -112,6 +116,15 @@ def iter_children(element: Element | None, *names: str) -> Iterator[Element]:
 def iter_descendants(element: Element, *names: str) -> Iterator[Element]:
     """Yield the elements with these names, in document order."""
     return (node for node in element.iter() if get_local_name(node) in names)
+
+
+def iter_table_parts(parent: Element, name: str) -> Iterator[Element]:
+    """Yield the rows of a table or the cells of a row, but not those of tables in its cells."""
+    for element in parent:
+        if get_local_name(element) == name:
+            yield element
+        elif get_local_name(element) in _TABLE_GROUPS:
+            yield from iter_table_parts(element, name)
 
 
 def format_formula(element: Element) -> str:

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import EmailMessage
+from typing import Any
 
 import openpyxl
 from openpyxl.comments import Comment
@@ -221,18 +222,11 @@ def _word_files() -> Iterator[Case]:
     yield Case("drawn.docx", drawn, ("Sales:", "Plan:"), omissions=("1 charts", "2 diagrams"))
     picture = "<w:r><w:drawing><wp:docPr {}/><a:blip xmlns:a='a'/>{}</w:drawing></w:r>".format
     decoration = "<adec:decorative xmlns:adec='d' val='1'/>"
-    shown = (
-        picture("", "")
-        + picture("descr='A map'", "")
-        + picture("", decoration)
-        + "<w:r><w:pict><v:shape xmlns:v='v'><v:imagedata/></v:shape></w:pict></w:r>"
-    )
+    shown = picture("", "") + picture("descr='A map'", "") + picture("", decoration)
+    shown += "<w:r><w:pict><v:shape xmlns:v='v'><v:imagedata/></v:shape></w:pict></w:r>"
     described = make_word(f"<w:p>{shown}</w:p>")
     yield Case("pictures.docx", described, ("![A map]",), omissions=("2 pictures without a description",))
-    inside: dict[str, bytes] = {
-        "embeddings___inner__docx": make_docx("The inner fact"),
-        "embeddings___data__bin": b"\0\1",
-    }
+    inside = {"embeddings___inner__docx": make_docx("The inner fact"), "embeddings___data__bin": b"\0\1"}
     yield Case(
         "inside.docx", make_word(p("Outer."), **inside), ("Outer.", "The inner fact"),
         omissions=("1 files in it that were not read (data.bin",),
@@ -388,13 +382,10 @@ def _pdf_files() -> Iterator[Case]:
     ]
     page = _draw_rows(*three * 3, at=(50, 220, 400))
     yield pdf("three_columns", [page], "lorem ipsum dolor\nmagna aliqua enim\n" * 3 + "sit amet")
-    cells = [
-        ("Region of the tower", "Bees that it had in the year"),
-        ("North and the islands", "Nine hundred and forty"),
-        ("South without the sea", "A thousand and two"),
-        ("East of the long river", "None that were counted"),
-        ("West", "Seven"),
-    ]
+    cells = (
+        ("Region of the tower", "Bees that it had in the year"), ("North and the islands", "Nine hundred and forty"),
+        ("South without the sea", "A thousand and two"), ("East of the long river", "None that were counted"), ("West", "Seven"),
+    )  # fmt: skip
     yield pdf("rows_of_a_table", [_draw_rows(*cells)], "South without the sea A thousand and two")
     unmapped = "60:<< /Type /Font /Subtype /Type3 /FontBBox [0 0 9 9] /FontMatrix [.1 0 0 .1 0 0] /CharProcs << >> /Encoding << /Differences [1 /g1 /g2 /g3] >> /FirstChar 1 /LastChar 3 /Widths [9 9 9] >>"
     drawn = "q 72 72 m " + " ".join(f"{80 + 9 * at} {100 + at * 37 % 90} l" for at in range(30)) + " S Q"
@@ -413,16 +404,24 @@ def _make_mail(subject: str = "Umbra") -> EmailMessage:
 
 def _mail_files() -> Iterator[Case]:
     head = b"From: a@example.org\nSubject: =?utf-8?q?umb=C3=BC?=\nContent-Type: text/plain; charset=utf-8\n"
-    for coding, body in (
-        (b"quoted-printable", b"umb=\nrella =C3=BC\n"),
-        (b"base64", base64.b64encode("umbrella ü".encode())),
-    ):
-        data = head + b"Content-Transfer-Encoding: " + coding + b"\n\n" + body
-        yield Case(f"{coding.decode()}.eml", data, ("umbrella ü", "Subject: umbü", "From: a@example.org"))
+    bodies = {"quoted-printable": b"umb=\nrella =C3=BC\n", "base64": base64.b64encode("umbrella ü".encode())}
+    for coding, body in bodies.items():
+        data = head + f"Content-Transfer-Encoding: {coding}\n\n".encode() + body
+        yield Case(f"{coding}.eml", data, ("umbrella ü", "Subject: umbü", "From: a@example.org"))
     both = _make_mail()
     both.set_content("plain umbrella")
     both.add_alternative("<p>html umbrella</p>", subtype="html")
-    yield Case("alternative.eml", both.as_bytes(), ("plain umbrella",), ("html umbrella",))
+    page = both.get_payload()[1]
+    inline: dict[str, Any] = {"maintype": "image", "subtype": "gif", "disposition": "inline"}
+    page.add_related(b"GIF89a", filename="logo.gif", **inline)
+    page.add_attachment("lamp,412", filename="prices.csv")
+    page.add_attachment(b"GIF89a", filename="map.gif", **inline)
+    facts, omissions = ("plain umbrella", "lamp,412"), ("1 pictures (map.gif)",)
+    yield Case("alternative.eml", both.as_bytes(), facts, ("html umbrella",), omissions)
+    outer = _make_mail("Outer")
+    outer.set_content("Look:")
+    outer.add_attachment(both)
+    yield Case("forwarded.eml", outer.as_bytes(), ("Look:", *facts), omissions=omissions)
     attached = _make_mail()
     attached.set_content("See the file.")
     files = {"a.docx": make_docx("The attached fact"), "a.txt": "Schlüssel".encode("cp1252"), "a.bin": b"\x00\x01"}
@@ -430,19 +429,13 @@ def _mail_files() -> Iterator[Case]:
         attached.add_attachment(content, maintype="application", subtype="octet-stream", filename=name)
     facts = ("See the file.", "The attached fact", "Schlüssel")
     yield Case("attached.eml", attached.as_bytes(), facts, omissions=("1 files in it that were not read (a.bin",))
-    outer = _make_mail("Outer")
-    outer.set_content("Look:")
-    outer.add_attachment(both)
-    yield Case("forwarded.eml", outer.as_bytes(), ("Look:", "plain umbrella"))
     japanese_mail = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
     yield Case("japanese.eml", japanese_mail.encode("iso2022_jp"), ("東京タワー",))
     box = b"From a@b Mon Jan  1 00:00:00 2024\nTo: <\nContent-Disposition: inline;name*0*\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
     yield Case("two.mbox", box, ("To: <\n", "first", "Subject: two", "\nFrom here"), headings=("one", "two"))
     pictured = _make_mail()
     pictured.set_content("<p>See 10<sup>6</sup> <img src='cid:1'>", subtype="html")
-    pictured.add_related(
-        b"GIF89a", maintype="image", subtype="gif", cid="<1>", disposition="inline", filename="map.gif"
-    )
+    pictured.add_related(b"GIF89a", filename="map.gif", cid="<1>", **inline)
     yield Case("pictured.eml", pictured.as_bytes(), ("See 10^6",), omissions=("1 pictures (map.gif)",))
     stub = _make_mail()
     stub.set_content("View this message in your browser.")
@@ -450,6 +443,8 @@ def _mail_files() -> Iterator[Case]:
     yield Case("stub.eml", stub.as_bytes(), ("umbrella",), ("browser",))
     innermost = b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx"
     yield Case("nested.eml", innermost, (), error="nested too deeply")
+    report = b"From: x\nContent-Type: multipart/report; boundary=b\n\n--b\n\nIt failed.\n--b\nContent-Type: message/delivery-status\n\nReporting-MTA: x\n\nStatus: 5.1.1\n--b--\n"
+    yield Case("bounced.eml", report, ("It failed.", "Reporting-MTA: x", "Status: 5.1.1"))
     related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b--\n"
     yield Case("saved.mhtml", related, ("saved **page**",))
 
@@ -526,13 +521,9 @@ def _office_files() -> Iterator[Case]:
     yield Case("sparse.xlsx", make_workbook(row + last_row), ("| Last |  | 7 |",))
     comments = '<comments xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><commentList><comment ref="A1"><text><t>Checked by Ada</t></text></comment></commentList></comments>'
     row += f'<row r="2">{_make_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
-    yield Case(
-        "formula.xlsx",
-        make_workbook(row, more={"xl/comments1.xml": comments}),
-        ("## Sales", "| EU | 7 | =5+5 |", "Checked by Ada"),
-        omissions=("1 formulas without a value (sheet Sales)",),
-        headings=("Sales",),
-    )
+    book, facts = make_workbook(row, more={"xl/comments1.xml": comments}), ("| EU | 7 | =5+5 |", "Checked by Ada")
+    omissions = ("1 formulas without a value (sheet Sales)",)
+    yield Case("formula.xlsx", book, ("## Sales", *facts), omissions=omissions, headings=("Sales",))
     yield Case("excel.xlsx", _make_openpyxl_workbook(), (
         "| EU | 12.5% | 4 €/kg | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
     ), omissions=("1 formulas without a value (sheet Data)", "1 pictures without a description", "1 charts"))  # fmt: skip
@@ -583,16 +574,24 @@ def _open_files() -> Iterator[Case]:
     headings = "".join(map('<text:h text:outline-level="{0}">Terms {0}</text:h>'.format, (1, 2)))
     item = "<text:list-item><text:p>{}</text:p></text:list-item>".format
     nested = f'<text:list text:style-name="L">{item("one")}<text:list-item><text:p>two</text:p><text:list>{item("inner")}</text:list></text:list-item></text:list>'
+    deeper = f"<text:list-item><text:list>{item('next')}</text:list></text:list-item>"
+    law = '<text:list-header><text:p>Head</text:p></text:list-header><text:list-item><text:h text:outline-level="3">Law</text:h></text:list-item>'
+    nested += f'<text:list text:style-name="L" text:continue-list="x">{deeper}{law}</text:list>'
     cell = "<table:table-cell{}><text:p>{}</text:p></table:table-cell>".format
     row = "<table:table-row>{}</table:table-row>".format
     spanned = cell(' table:number-rows-spanned="2"', "EU") + cell("", "12")
     table = f"<table:table>{row(cell('', 'Region') + cell('', 'Units'))}{row(spanned)}{row('<table:covered-table-cell/>' + cell('', '7'))}</table:table>"
+    inner = f"<table:table><table:table-header-rows>{row(cell('', '1') * 2)}</table:table-header-rows>{row(cell('', '3') * 2)}</table:table>"
+    outer = f"<table:table>{row(cell('', 'Outer'))}{row(f'<table:table-cell>{inner}</table:table-cell>')}</table:table>"
+    shape = "<text:p>End.<draw:rect><svg:desc>A map</svg:desc><text:p>One</text:p><text:p>Two</text:p></draw:rect><text:ruby><text:ruby-base>東</text:ruby-base><text:ruby-text>ひがし</text:ruby-text></text:ruby></text:p>"
+    facts = ("Outer\n\n| 1 | 1 |\n| --- | --- |\n| 3 | 3 |\n\nEnd.", "End.\n\n![A map]\n\nOne\n\nTwo\n\n東(ひがし)")
+    yield Case("inside.odt", make_open_document("text", outer + shape), facts)
     power = '<text:p>10<text:span text:style-name="T1">6</text:span></text:p>'
     note = "<text:p>In 1987<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>See Ames.</text:p></text:note-body></text:note></text:p>"
     yield Case(
         "whole.odt", make_open_document("text", headings + power + nested + table + note, raised + numbered),
-        ("## Terms 2", "10^6", "1. one", "2. two", "2.1 inner", "| EU | 7 |", "In 1987[^1: See Ames.]"),
-        headings=("Terms 1", "Terms 1 > Terms 2"),
+        ("## Terms 2", "10^6", "1. one", "2. two", "2.1 inner\n  2.2 next\n\nHead\n", "| EU | 7 |", "In 1987[^1: See Ames.]"),
+        headings=("Terms 1", "Terms 1 > Terms 2", "Terms 1 > Terms 2 > 3. Law"),
     )  # fmt: skip
     notes = "<presentation:notes><draw:frame><draw:text-box><text:p>Spoken fact</text:p></draw:text-box></draw:frame></presentation:notes>"
     yield Case(
@@ -610,8 +609,11 @@ def _open_files() -> Iterator[Case]:
     values = "<table:table table:name='S'><table:table-row><table:table-cell office:value='3'/><table:table-cell><text:p>z</text:p><office:annotation><text:p>seen</text:p></office:annotation></table:table-cell></table:table-row><table:shapes><draw:frame><draw:image/></draw:frame></table:shapes></table:table>"
     sheet = make_open_document("spreadsheet", values)
     yield Case("values.ods", sheet, ("3", "z\n\n[Note: seen]"), omissions=("1 pictures without",))
-    rows = f'<table:table table:name="Sales"><table:table-row>{cell("", "EU")}{cell("", "12")}</table:table-row><table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row><table:table-row>{cell("", "US")}{cell("", "3")}</table:table-row></table:table>'
-    yield Case("rows.ods", make_open_document("spreadsheet", rows), ("## Sales", "| US | 3 |"))
+    empty = '<table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row>'
+    spans, covered = ' table:number-rows-spanned="2"', "<table:covered-table-cell/>"
+    merged = row(cell(spans, "EU") + f"<table:table-cell{spans}/>") + row(covered * 2)
+    rows = f'<table:table table:name="Sales">{merged}{empty}{row(cell("", "US") + cell("", "3"))}{row(covered)}</table:table>'
+    yield Case("rows.ods", make_open_document("spreadsheet", rows), ("## Sales", "| EU |  |\n| US | 3 |\n\n"))
     container = '<container><rootfiles><rootfile full-path="o/p.opf"/></rootfiles></container>'
     package = '<package><metadata><title>Umbra</title></metadata><manifest><item id="a" href="a%20b.xhtml"/><item id="c" href="c.xhtml"/></manifest><spine><itemref idref="c"/><itemref idref="a"/></spine></package>'
     book = {
