@@ -353,10 +353,11 @@ class _CorpusRun:
         """List some documents and queue those with unanswered questions. This blocks, so it runs in a thread."""
         ledger = self._writer.ledger
         queued_bytes = skipped_count = skipped_bytes = unasked_count = 0
-        retry_failed = self._retry_failed and not self._is_last_pass
         for document in self._documents:
             questions = self._reader.expand_questions(document)
-            task = ledger.find_task(document, questions, retry_failed=retry_failed)
+            task = ledger.find_task(document, questions, retry_failed=self._retry_failed)
+            if self._is_last_pass and task.questions and not task.is_begun:  # it was not postponed in this run
+                task = ledger.find_task(document, questions)
             self._summary.changed += task.is_changed and not self._is_last_pass
             if task.questions:
                 # With shared checkpoints, another machine may have begun the document.

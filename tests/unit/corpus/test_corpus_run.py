@@ -277,11 +277,14 @@ def test_policy_failure_on_a_single_document_is_a_row_with_an_error(corpus: Corp
         if "b.txt1 " in prompt:
             raise PolicyUnreachableError("no connection")
 
+    (corpus.folder / "empty.txt").write_text(" ")
     corpus.on_prompt = fail_for_b
-    assert corpus.run().failed_rows == 1
+    assert corpus.run().failed_rows == 2
     assert {row["document"]: row["error_kind"] for row in read_rows(corpus.out)} == {
-        "a.txt": None, "b.txt": "PolicyUnreachableError",
+        "a.txt": None, "b.txt": "PolicyUnreachableError", "empty.txt": "EmptyDocumentError",
     }  # fmt: skip
+    corpus.on_prompt = Mock(side_effect=[PolicyUnreachableError("no connection"), *[None] * 9])
+    assert (corpus.run(retry_failed=True).read, corpus.answers["b.txt", HARBOR]) == (2, "2"), "b in the last pass"
 
 
 def test_unreachable_policy_stops_the_run_without_document_errors(corpus: CorpusFixture) -> None:
@@ -367,9 +370,7 @@ def test_kill_at_any_step_of_writing_a_part_loses_and_repeats_no_row(
     assert len(list(TableFolder(str(corpus.out)).rows(["id"]))) == 6
 
 
-@pytest.mark.parametrize(
-    ("damage", "keeps_ledger"), [("bits flipped", True), ("deleted", False), ("another part", False)]
-)
+@pytest.mark.parametrize(("damage", "keeps_ledger"), [("flipped", True), ("deleted", False), ("another part", False)])
 def test_damaged_part_is_an_error_until_retry_failed_replaces_it(
     corpus: CorpusFixture, damage: str, keeps_ledger: bool
 ) -> None:
@@ -382,15 +383,14 @@ def test_damaged_part_is_an_error_until_retry_failed_replaces_it(
     if damage == "deleted":
         first_part.unlink()
     else:
-        first_part.write_bytes(flipped_content if damage == "bits flipped" else second_part.read_bytes())
+        first_part.write_bytes(flipped_content if damage == "flipped" else second_part.read_bytes())
     if not keeps_ledger:
         shutil.rmtree(corpus.out / "_work")
     with pytest.raises(CorpusError, match=rf"1 of the 3 parts.*{first_part.name}.*retry_failed"):
         corpus.run()
     with pytest.raises(CorpusError, match=rf"the part {first_part.name} of .* is (missing|damaged)"):
         list(TableFolder(str(corpus.out)).rows())
-    assert corpus.run(retry_failed=True).read == 2
-    assert corpus.answers == answers_before
+    assert corpus.run(retry_failed=True).read == 2 and corpus.answers == answers_before
 
 
 def test_machine_that_lost_the_table_later_adds_only_missing_rows(corpus: CorpusFixture, monkeypatch: Any) -> None:
