@@ -343,8 +343,12 @@ class _ListNumbers:
         """The last number at each level, by list definition."""
         self._restarted_lists: set[str] = set()
         levels_by_definition: dict[str, dict[int, Element]] = {}
-        for node in iter_children(root, "abstractNum"):
-            levels = {get_int_attribute(level, "ilvl", 0): level for level in iter_children(node, "lvl")}
+        definitions = [*iter_children(root, "abstractNum")]
+        definitions_by_style = {_get_child_value(node, "styleLink"): node for node in definitions}
+        for node in definitions:
+            style = _get_child_value(node, "numStyleLink")  # the levels are in the definition of this list style
+            defining_node = definitions_by_style.get(style, node) if style else node
+            levels = {get_int_attribute(level, "ilvl", 0): level for level in iter_children(defining_node, "lvl")}
             levels_by_definition[get_attribute(node, "abstractNumId")] = levels
         for node in iter_children(root, "num"):
             definition_id = _get_child_value(node, "abstractNumId")

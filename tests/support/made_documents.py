@@ -108,7 +108,8 @@ def _define_numbering(*levels: tuple[str, str], more: str = "") -> str:
         for level, (style, text) in enumerate(levels)
     )
     return (
-        f'<w:numbering {W}><w:abstractNum w:abstractNumId="0">{definition}</w:abstractNum>'
+        f'<w:numbering {W}><w:abstractNum w:abstractNumId="0"><w:styleLink w:val="L"/>{definition}</w:abstractNum>'
+        '<w:abstractNum w:abstractNumId="1"><w:numStyleLink w:val="L"/></w:abstractNum>'
         f'<w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>{more}</w:numbering>'
     )
 
@@ -168,16 +169,15 @@ def _word_files() -> Iterator[Case]:
     )
     list_items = ("1. one", "1.1 inner", "2. two", "3. three")
     yield Case("list.docx", make_word(items, numbering__xml=numbering), list_items)
-    roman = _define_numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"))
-    yield Case(
-        "letters.docx", make_word(p("A", _number(0)) + p("B", _number(0)) + p("c", _number(1)), numbering__xml=roman),
-        ("Article II B", "(a) c"),
-    )  # fmt: skip
+    linked = '<w:num w:numId="3"><w:abstractNumId w:val="1"/></w:num>'
+    roman = _define_numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"), more=linked)
+    articles = p("A", _number(0)) + p("B", _number(0)) + p("c", _number(1)) + p("D", _number(0, 3))
+    facts = ("Article II B", "(a) c", "Article I D")
+    yield Case("letters.docx", make_word(articles, numbering__xml=roman), facts)
     restart = '<w:num w:numId="2"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride></w:num>'
-    yield Case(
-        "restart.docx", make_word(p("one", _number(0)) + p("seven", _number(0, 2)), numbering__xml=_define_numbering(*levels, more=restart)),
-        ("7. seven",),
-    )  # fmt: skip
+    restarted = _define_numbering(*levels, more=restart)
+    items = p("one", _number(0)) + p("seven", _number(0, 2))
+    yield Case("restart.docx", make_word(items, numbering__xml=restarted), ("7. seven",))
     bullets = _define_numbering(("bullet", "·"))
     yield Case("bullets.docx", make_word(p("dot", _number(0)), numbering__xml=bullets), ("- dot",))
     box = '<w:sdt><w:sdtPr><w14:checkbox><w14:checked w14:val="{}"/></w14:checkbox></w:sdtPr><w:sdtContent><w:r><w:sym w:font="Segoe" w:char="2610"/></w:r></w:sdtContent></w:sdt>'
@@ -198,12 +198,9 @@ def _word_files() -> Iterator[Case]:
     notes = {"comments__xml": _make_note("comment", "It is 42."), "footnotes__xml": _make_note("footnote", "See Ames.")}
     facts = ("Body[^c1]", "[^c1]: Ada: It is 42.", "In 1987[^1]", "[^1]: [See Ames.](https://example.org/footnotes)")
     yield Case("notes.docx", make_word(commented + noted, **notes, **links), facts, ("19871",))
-    boxes = "".join(
-        f"<wps:wsp><wps:txbx><w:txbxContent>{p(text)}</w:txbxContent></wps:txbx></wps:wsp>" for text in ("One", "Two")
-    )
-    shape = (
-        f"<w:r><mc:AlternateContent><mc:Choice><w:drawing>{boxes}</w:drawing></mc:Choice></mc:AlternateContent></w:r>"
-    )
+    text_box = "<wps:wsp><wps:txbx><w:txbxContent>{}</w:txbxContent></wps:txbx></wps:wsp>".format
+    drawing = f"<w:drawing>{text_box(p('One'))}{text_box(p('Two'))}</w:drawing>"
+    shape = f"<w:r><mc:AlternateContent><mc:Choice>{drawing}</mc:Choice></mc:AlternateContent></w:r>"
     yield Case("textbox.docx", make_word(f"<w:p>{r('Body.')}{shape}</w:p>"), ("Body.", "One", "Two"))
     symbol = '<w:r><w:sym w:font="Symbol" w:char="F062"/></w:r>'
     ticked = r("\uf0fe", '<w:rFonts w:ascii="Wingdings"/>')
@@ -227,10 +224,8 @@ def _word_files() -> Iterator[Case]:
     described = make_word(f"<w:p>{shown}</w:p>")
     yield Case("pictures.docx", described, ("![A map]",), omissions=("2 pictures without a description",))
     inside = {"embeddings___inner__docx": make_docx("The inner fact"), "embeddings___data__bin": b"\0\1"}
-    yield Case(
-        "inside.docx", make_word(p("Outer."), **inside), ("Outer.", "The inner fact"),
-        omissions=("1 files in it that were not read (data.bin",),
-    )  # fmt: skip
+    losses = ("1 files in it that were not read (data.bin",)
+    yield Case("inside.docx", make_word(p("Outer."), **inside), ("Outer.", "The inner fact"), omissions=losses)
     watermark = "<w:r><w:pict><v:shape xmlns:v='v'><v:textpath string='DRAFT'/></v:shape></w:pict></w:r>"
     header = f"<w:hdr {W}><w:p>{watermark}</w:p></w:hdr>"
     yield Case("watermark.docx", make_word(p("Body."), header1__xml=header), ("DRAFT",))
