@@ -215,7 +215,10 @@ class _WordDocument:
     def _map_symbol(self, font: str, code: str) -> str:
         character = None
         if _SYMBOL_CODE.fullmatch(code):
-            character = _SYMBOLS.get(chr(int(code[-2:], 16))) if font == "Symbol" else _DINGBATS.get(code[-2:])
+            if font == "Symbol":
+                character = _SYMBOLS.get(chr(int(code[-2:], 16)))
+            elif code.startswith("F0") or "dings" in font:  # other fonts show the character of the code
+                character = _DINGBATS.get(code[-2:])
             if character is None and not code.startswith("F0"):
                 character = chr(int(code, 16))
         if character is None:

@@ -203,15 +203,16 @@ def _word_files() -> Iterator[Case]:
     shape = f"<w:r><mc:AlternateContent><mc:Choice>{drawing}</mc:Choice></mc:AlternateContent></w:r>"
     yield Case("textbox.docx", make_word(f"<w:p>{r('Body.')}{shape}</w:p>"), ("Body.", "One", "Two"))
     symbol = '<w:r><w:sym w:font="Symbol" w:char="F062"/></w:r>'
+    open_box = '<w:r><w:sym w:font="Segoe UI Symbol" w:char="25FB"/></w:r>'
     ticked = r("\uf0fe", '<w:rFonts w:ascii="Wingdings"/>')
     runs = make_word(
         f"<w:p>{r('It is ')}<w:ins>{r('42')}</w:ins><w:del><w:r><w:delText>41</w:delText></w:r></w:del></w:p>"
         "<w:p><w:r><w:t>Alex</w:t><w:softHyphen/><w:t>androva</w:t></w:r>"
         f"<w:r><w:ruby><w:rt>{r('ひがし')}</w:rt><w:rubyBase>{r('東')}</w:rubyBase></w:ruby></w:r></w:p>"
         f'<w:p><w:hyperlink r:id="link">{r("here")}</w:hyperlink></w:p>'
-        f"<w:p>{symbol}{r(' = 2 ')}{ticked}{r(' Yes')}{symbol.replace('F062', 'zz')}</w:p>"
+        f"<w:p>{symbol}{r(' = 2 ')}{ticked}{r(' Yes')}{symbol.replace('F062', 'zz')}{open_box}</w:p>"
     )
-    facts = ("It is 42", "Alexandrova東(ひがし)", "[here](https://example.org/x)", "β = 2 ☑ Yes")
+    facts = ("It is 42", "Alexandrova東(ひがし)", "[here](https://example.org/x)", "β = 2 ☑ Yes◻")
     yield Case("runs.docx", runs, facts, ("41",), omissions=("1 symbols",))
     chart = "<w:r><w:drawing><c:chart/></w:drawing></w:r>"
     diagram = "<w:r><w:drawing><wp:docPr/><dgm:relIds xmlns:dgm='d'/></w:drawing></w:r>"
