@@ -79,6 +79,12 @@ def _read_members(data: bytes) -> Iterator[tuple[str, bytes]]:
             yield name, archive.read(name)
 
 
+def _number_members(data: bytes) -> bytes:
+    """Return an Office file whose members have other names than usual, as in word/document2.xml."""
+    members = {name.replace(".xml", "2.xml"): text.replace(b'.xml"', b'2.xml"') for name, text in _read_members(data)}
+    return make_zip({name.replace("]2", "]"): text for name, text in members.items()})
+
+
 def p(text: str, properties: str = "") -> str:
     """Return a paragraph, the element w:p of Word."""
     return f"<w:p>{f'<w:pPr>{properties}</w:pPr>' if properties else ''}{r(text)}</w:p>"
@@ -197,7 +203,9 @@ def _word_files() -> Iterator[Case]:
     noted = f'<w:p>{r("In 1987")}<w:r><w:rPr>{SUPER}</w:rPr><w:footnoteReference w:id="1"/></w:r></w:p>'
     notes = {"comments__xml": _make_note("comment", "It is 42."), "footnotes__xml": _make_note("footnote", "See Ames.")}
     facts = ("Body[^c1]", "[^c1]: Ada: It is 42.", "In 1987[^1]", "[^1]: [See Ames.](https://example.org/footnotes)")
-    yield Case("notes.docx", make_word(commented + noted, **notes, **links), facts, ("19871",))
+    annotated = make_word(commented + noted, **notes, **links)
+    yield Case("notes.docx", annotated, facts, ("19871",))
+    yield Case("numbered.docx", _number_members(annotated), facts)
     text_box = "<wps:wsp><wps:txbx><w:txbxContent>{}</w:txbxContent></wps:txbx></wps:wsp>".format
     drawing = f"<w:drawing>{text_box(p('One'))}{text_box(p('Two'))}</w:drawing>"
     shape = f"<w:r><mc:AlternateContent><mc:Choice>{drawing}</mc:Choice></mc:AlternateContent></w:r>"
@@ -519,6 +527,7 @@ def _office_files() -> Iterator[Case]:
     row += f'<row r="2">{_make_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
     book, facts = make_workbook(row, more={"xl/comments1.xml": comments}), ("| EU | 7 | =5+5 |", "Checked by Ada")
     omissions = ("1 formulas without a value (sheet Sales)",)
+    yield Case("numbered.xlsx", _number_members(make_workbook(row)), ("| EU | 7 | =5+5 |",), omissions=omissions)
     yield Case("formula.xlsx", book, ("## Sales", *facts), omissions=omissions, headings=("Sales",))
     yield Case("excel.xlsx", _make_openpyxl_workbook(), (
         "| EU | 12.5% | 4 €/kg | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
@@ -622,10 +631,8 @@ def _open_files() -> Iterator[Case]:
     yield Case("order.epub", make_zip(book), ("Umbra", "First.\n\nSecond, 10^6."))
     chapters = {"o/c.xhtml": "<h1>One</h1><h2>Inside</h2>", "o/a b.xhtml": "<h1>Two</h1>"}
     yield Case("chapters.epub", make_zip(book | chapters), ("# Two",), headings=("One", "One > Inside", "Two"))
-    noted = {
-        "o/c.xhtml": "<p>In 1987<a epub:type='noteref' href='#n'>2</a>.",
-        "o/p.opf": "<!DOCTYPE package>" + package,
-    }
+    chapter = "<p>In 1987<a epub:type='noteref' href='#n'>2</a>."
+    noted = {"o/c.xhtml": chapter, "o/p.opf": "<!DOCTYPE package>" + package}
     yield Case("noted.epub", make_zip(book | noted), ("In 1987[^2].",))
     scan = {"o/c.xhtml": "<svg><image href='x'/></svg>"}
     yield Case("scan.epub", make_zip(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
@@ -635,12 +642,8 @@ def _open_files() -> Iterator[Case]:
         "META-INF/encryption.xml": '<encryption><EncryptedData><EncryptionMethod Algorithm="aes"/></EncryptedData></encryption>'
     }
     yield Case("locked.epub", make_zip(book | locked), (), error="is encrypted")
-    yield Case(
-        "plain.rtf",
-        rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 The fact is {\b umbrella}.\par \u252?m 10{\super 6} units, H{\sub 2}O}",
-        ("The fact is umbrella.", "üm 10^6 units, H_2O"),
-        ("Arial",),
-    )
+    rich = rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 The fact is {\b umbrella}.\par \u252?m 10{\super 6} m, H{\sub 2}O}"
+    yield Case("plain.rtf", rich, ("The fact is umbrella.", "üm 10^6 m, H_2O"), ("Arial",))
     yield Case(
         "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}. Seen{\*\annotation by Ada} twice}",
         ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice"), ("41",),
