@@ -126,7 +126,11 @@ def open_inputs(
         if not is_table(source):
             access.open_filesystem(root)  # raises if the scheme is not allowed
             return files
-        tables = sorted(document.location for document in files.documents() if document.location and not document.error)
+        documents = list(files.documents())
+        for document in documents:
+            if document.error:
+                raise DocumentError(document.error, hint="Name this table alone, copy it there, or change the pattern.")
+        tables = sorted(document.location or "" for document in documents)
         return TableInputs(tuple(FileTable(table, access) for table in tables), files.access, columns)
     if _is_folder(source, access):
         return FileInputs(source, _set_default_root(access, source))
@@ -296,7 +300,9 @@ def _list_entries(filesystem: Any, folder: str, location: str) -> Iterator[Mappi
             yield from filesystem.ls(folder, detail=True)
             return
         with os.scandir(folder or "/") as entries:  # one at a time, because a folder can have millions of files
-            yield from map(filesystem.info, entries)
+            for entry in entries:
+                with suppress(FileNotFoundError):  # it has just disappeared
+                    yield filesystem.info(entry)
 
 
 def _compile_matcher(pattern: str) -> Callable[[str], object]:

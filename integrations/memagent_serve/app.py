@@ -34,7 +34,7 @@ from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry, Ledger
 from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
-from memagent_serve.reads import ReadManager, ServedRead
+from memagent_serve.reads import ReadManager, ServedRead, name_state
 from memagent_serve.serve_settings import ServeSettings
 from memagent_serve.short_requests import bad_gateway_on_error, relay_request
 from memagent_serve.uploads import UploadedFile, Uploads
@@ -195,14 +195,14 @@ def _make_routes(resources: ServerResources) -> list[Route]:
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
     async def list_reads(request: Request) -> Response:
-        owner, newest = get_owner(request), _MAX_LISTED_READS
-        entries, _ = await asyncio.to_thread(resources.ledger.search, owner.name, "", newest=newest)
-        return JSONResponse({"object": "list", "data": [_make_read_object(entry) for entry in entries]})
+        reads, _ = await manager.search(get_owner(request), "", newest=_MAX_LISTED_READS)
+        return JSONResponse({"object": "list", "data": [_make_read_object(entry, read) for entry, read in reads]})
 
     async def get_read(request: Request) -> Response:
         owner, run_id = get_owner(request), request.path_params["id"]
+        read = manager.find(owner, run_id)  # before the ledger, where an end is recorded first
         entry = await asyncio.to_thread(resources.ledger.get, owner.name, run_id)
-        return JSONResponse(_make_read_object(entry, manager.find(owner, run_id)))
+        return JSONResponse(_make_read_object(entry, read or manager.find(owner, run_id)))
 
     async def cancel_read(request: Request) -> Response:
         running_read = manager.find(get_owner(request), request.path_params["id"])
@@ -251,8 +251,9 @@ async def _make_error_response(request: Request, error: Exception) -> Response:
     return JSONResponse(refusal.to_body(), refusal.status, headers=refusal.headers)
 
 
-def _make_read_object(entry: Entry, read: ServedRead | None = None) -> dict[str, Any]:
+def _make_read_object(entry: Entry, read: ServedRead | None) -> dict[str, Any]:
     values = {name: value for name, value in asdict(entry).items() if name not in {"owner", "request", "read_request"}}
+    values["state"] = name_state(entry, read)
     if read is not None:
         values["chunks"] = len(read.updates)
         values["progress"] = read.newest_update.progress if read.newest_update else None

@@ -113,6 +113,12 @@ class ServedRead:
         return self.updates[-1] if self.updates else None
 
 
+def name_state(entry: Entry, read: ServedRead | None) -> str:
+    """Return the state of a read for clients. A read that has not ended and is not running here was interrupted."""
+    state = entry.state if read is None else read.state
+    return state.value if read is not None or state.has_ended else "interrupted"
+
+
 @dataclass(eq=False, repr=False)
 class ReadManager:
     """Starts reads, finds them again, and lets any number of clients follow them."""
@@ -205,6 +211,15 @@ class ReadManager:
         """Return a waiting or running read; None if there is none, or it belongs to another key."""
         read = self._reads.get(run_id)
         return read if read is not None and read.read_request.owner.name == owner.name else None
+
+    async def search(
+        self, owner: Owner, text: str, *, newest: int, skip: int = 0
+    ) -> tuple[list[tuple[Entry, ServedRead | None]], int]:
+        """Return like `Ledger.search`, with each entry's read if it is waiting or running."""
+        reads = self.list_running(owner)  # before the ledger, where an end is recorded first
+        entries, total = await asyncio.to_thread(self.ledger.search, owner.name, text, newest=newest, skip=skip)
+        reads_by_id = {read.run_id: read for read in (*reads, *self.list_running(owner))}
+        return [(entry, reads_by_id.get(entry.run_id)) for entry in entries], total
 
     def list_documents(self) -> list[DocumentRef]:
         """Return the documents of waiting and running reads."""

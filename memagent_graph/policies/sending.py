@@ -25,6 +25,7 @@ import httpx2
 from memagent_graph.errors import PolicyRequestError
 from memagent_graph.policies.api_variants import extract_server_message, is_retriable
 from memagent_graph.policies.server_errors import MalformedReplyError, OverlongReplyError, Server
+from memagent_graph.policies.server_url import remove_password
 
 T = TypeVar("T")
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -201,9 +202,22 @@ def load_certificates(ca_file: Path | str | ssl.SSLContext) -> ssl.SSLContext:
 
 
 def find_proxy(base_url: str) -> str | None:
-    """Return the URL of the proxy for a server from the environment, or None."""
+    """Return the URL of the proxy for a server from the environment, or None.
+
+    Raises:
+        PolicyRequestError: it is not an HTTP proxy.
+    """
     parts = urlsplit(base_url)
-    if proxy_bypass(parts.hostname or ""):
-        return None
     proxies = getproxies()
-    return proxies.get(parts.scheme) or proxies.get("all")
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if proxy is None or proxy_bypass(parts.hostname or "") or proxy_bypass(parts.netloc):  # NO_PROXY may have ports
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        remove_password(proxy)
+    except PolicyRequestError as error:
+        raise PolicyRequestError(
+            f"the environment's proxy cannot be used: {error.message}",
+            hint=f"Set {parts.scheme.upper()}_PROXY or --proxy to http://HOST:PORT, or NO_PROXY to the server's host.",
+        ) from error
+    return proxy

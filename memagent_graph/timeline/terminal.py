@@ -19,6 +19,7 @@ from memagent_graph.plain_text import list_names, make_printable
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.provenance.word_diff import Change, DiffOp
 from memagent_graph.timeline.model import MAX_NAMES, Step, Timeline, label_group
+from memagent_graph.timeline.view import MAX_CUT_CHARACTERS
 
 _STYLES = {DiffOp.EQUAL: "", DiffOp.INSERT: "green", DiffOp.DELETE: "red strike"}
 _BRACKETS = {DiffOp.EQUAL: ("", ""), DiffOp.INSERT: ("{+", "+}"), DiffOp.DELETE: ("[-", "-]")}
@@ -231,9 +232,9 @@ def _shorten(text: str, context_chars: int, *, has_change_before: bool, has_chan
     if "\n" in head:
         head = head[: head.rindex("\n") + 1]
     elif head:
-        head = head.rpartition(" ")[0] + " "
+        head = head[: head.rfind(" ", -MAX_CUT_CHARACTERS) + 1] or head
     if "\n" in tail:
         tail = tail[tail.index("\n") :]
     elif tail:
-        tail = " " + tail.partition(" ")[2]
+        tail = tail[max(0, tail.find(" ", 0, MAX_CUT_CHARACTERS)) :]
     return f"{head}…{tail}"

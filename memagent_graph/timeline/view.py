@@ -24,8 +24,10 @@ from memagent_graph.provenance.places import Places, make_link_prefix
 from memagent_graph.run_log import Reward, RunLog
 from memagent_graph.trace import MemoryUpdate, Span, Trace, Writes
 
-_CUT_WORD_BEFORE: Final = re.compile(r"^\S*\s+(?=\S)")
-_CUT_WORD_AFTER: Final = re.compile(r"\s\S*\Z")
+MAX_CUT_CHARACTERS: Final = 40
+"""Maximum characters of a word that is left out because it is cut. Scripts without spaces have longer parts."""
+_CUT_WORD_BEFORE: Final = re.compile(rf"^\S{{0,{MAX_CUT_CHARACTERS}}}\s+(?=\S)")
+_CUT_WORD_AFTER: Final = re.compile(rf"\s\S{{0,{MAX_CUT_CHARACTERS}}}\Z")
 
 
 @dataclass(frozen=True)

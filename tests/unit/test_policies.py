@@ -27,11 +27,9 @@ async def ask(policy: Policy, **sampling) -> Completion:
 async def test_a_completion_has_text_usage_and_finish_reason() -> None:
     with FakeServer(make_script("one two three"), count_tokens=lambda text: 2) as server:
         completion = await server.ask(SamplingParams(max_tokens=7, temperature=0.5, seed=3, stop=("END",)))
-    assert completion.text == "one two three"
-    assert completion.finish_reason is FinishReason.STOP
-    assert completion.usage == TokenUsage(prompt_tokens=2, completion_tokens=3)
-    assert completion.token_ids is None
-    request = server.requests[0]
+    assert (completion.text, completion.finish_reason) == ("one two three", FinishReason.STOP)
+    assert (completion.usage, completion.token_ids) == (TokenUsage(prompt_tokens=2, completion_tokens=3), None)
+    (request,) = server.requests
     assert (request["max_tokens"], request["temperature"], request["seed"], request["stop"]) == (7, 0.5, 3, ["END"])
     assert "logprobs" not in request
 
@@ -123,10 +121,9 @@ async def test_concurrent_requests_are_limited() -> None:
 async def test_a_scripted_policy_replies_in_order_and_fails_after_its_last_reply() -> None:
     policy = ScriptedPolicy(["one", ValueError("two")])
     assert (await ask(policy)).text == "one"
-    with pytest.raises(ValueError, match="two"):
-        await ask(policy)
-    with pytest.raises(PolicyError, match="ended after 2"):
-        await ask(policy)
+    for error, message in ((ValueError, "two"), (PolicyError, "ended after 2")):
+        with pytest.raises(error, match=message):
+            await ask(policy)
     assert policy.prompts == ["hello there"] * 3
 
 
@@ -138,14 +135,17 @@ def test_invalid_sampling_parameters_are_refused(parameters) -> None:
 
 async def test_proxy_and_organization_of_the_environment_are_used(monkeypatch) -> None:
     with FakeServer(make_script("by proxy")) as proxy:
-        monkeypatch.setenv("http_proxy", proxy.base_url.removesuffix("/v1"))
+        monkeypatch.setenv("http_proxy", proxy.base_url.removeprefix("http://").removesuffix("/v1"))
         monkeypatch.setenv("OPENAI_ORG_ID", "an-organisation")
         assert (await proxy.ask(base_url="http://far.example/v1", api_key="a-key")).text == "by proxy"
-        monkeypatch.setenv("no_proxy", "near.example")
-        assert find_proxy("http://near.example/v1") is None is not find_proxy("http://far.example/v1")
-    (headers,) = proxy.headers
-    header_names = ("Host", "Authorization", "OpenAI-Organization")
-    assert [headers[name] for name in header_names] == ["far.example", "Bearer a-key", "an-organisation"]
+        monkeypatch.setenv("no_proxy", "near.eu,far.example:8000")
+        addresses = [f"http://{host}/v1" for host in ("near.eu", "far.example:8000", "far.example")]
+        assert [*map(bool, map(find_proxy, addresses))] == [False, False, True]
+    monkeypatch.setenv("http_proxy", "socks5://me:pw@proxy:1")
+    with pytest.raises(PolicyRequestError, match=r"environment's proxy .*: socks5://proxy:1 .*NO_PROXY"):
+        find_proxy("http://far.example/v1")
+    expected = {"Host": "far.example", "Authorization": "Bearer a-key", "OpenAI-Organization": "an-organisation"}
+    assert [expected.items() <= dict(headers).items() for headers in proxy.headers] == [True]
 
 
 def test_a_program_that_closes_no_reader_exits_without_warnings(tmp_path) -> None:

@@ -96,18 +96,24 @@ def test_steps_have_their_changes_and_totals_are_sums() -> None:
 
 def test_the_terminal_shows_changes_sources_and_losses_and_folds_unchanged_chunks() -> None:
     text = print_text(render_timeline(build_timeline(make_run())))
-    assert "chunks 2-3: unchanged" in text
-    assert "truncated, accept: cut at 60 tokens" in text
+    assert "chunks 2-3: unchanged" in text and "truncated, accept: cut at 60 tokens" in text
     assert "“Ilse Thornbury built the lighthouse”  chunk 4, characters 101-136, page 2" in text
     assert "“Marta Okonjo sold the granary in 1716.”  chunks 1 to 4" in text
-    assert "550 tokens in, 105 out" in text
-    assert "exact 1 (judge)" in text
+    assert "550 tokens in, 105 out" in text and "exact 1 (judge)" in text
 
 
 def test_without_color_changes_are_in_brackets() -> None:
     timeline = build_timeline(make_run(["lit in 1743", "lit in 1744"], ["a", "b"]))
     assert "lit in [-1743-]{+1744+}" in print_text(render_timeline(timeline))
     assert "[-1743-]" not in print_text(render_timeline(timeline), color=True)
+
+
+def test_changes_and_quotes_in_scripts_without_spaces_keep_their_context() -> None:
+    text = "灯塔是由工程师建造的" * 60
+    view = make_run([f"{text}1743。{text}", f"{text}1744。{text}"], [f"{text}\n1743。\n{text}", "b"])
+    assert "建造的[-1743-]{+1744+}。灯塔是" in print_text(render_timeline(build_timeline(view)), width=9999)
+    quote = replace(view.provenance.evidence[0], start_char=601, end_char=606)
+    assert [context.strip() for context in view.get_quote_context(quote, 101)] == [text[:100]] * 2
 
 
 @pytest.mark.parametrize("renderer", [render_timeline, render_page, render_notebook])
@@ -135,9 +141,7 @@ def test_the_page_contains_every_memory_as_differences(memories: list[str]) -> N
 def test_the_page_is_one_file_that_loads_nothing_else() -> None:
     page = render_page(build_timeline(make_run()))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
-    assert policy
-    assert policy[1].startswith("default-src 'none'; style-src 'sha256-")
-    assert "unsafe" not in policy[1]
+    assert policy and policy[1].startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy[1]
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page)
     assert "innerHTML" not in page
 
@@ -218,8 +222,7 @@ def test_the_terminal_shows_a_run_with_branches() -> None:
 def test_unchanged_chunks_of_different_branches_are_not_folded_together() -> None:
     trace = make_fan_out([["a", "a", "a"], ["b", "b", "b"]], "a\nb", ["x"] * 6)
     text = print_text(render_timeline(build_timeline(make_run(trace=trace, span_text=lambda _: None))))
-    assert "chunks 2-3, branch 0: unchanged" in text
-    assert "chunks 5-6, branch 1: unchanged" in text
+    assert "chunks 2-3, branch 0: unchanged" in text and "chunks 5-6, branch 1: unchanged" in text
     assert "merge of branches 0, 1  unchanged" in text
 
 
@@ -232,8 +235,7 @@ def test_the_page_has_memories_and_anchors_of_all_branches() -> None:
         *(f"chunk-{chunk + 1}-{chunk // 2}" for chunk in range(6)),
         "merge",
     ]
-    assert data["steps"][-1]["from"] == [1, 3, 5]
-    assert data["lines"][1]["at"] == 4
+    assert (data["steps"][-1]["from"], data["lines"][1]["at"]) == ([1, 3, 5], 4)
     assert data["lost"] == [{"text": "Nor the year.", "at": 2, "gone": 6}]
 
 
@@ -276,9 +278,7 @@ def test_a_gates_decision_and_update_are_one_step_of_the_timeline() -> None:
 def test_the_view_of_a_chunk_shows_every_reading_of_it() -> None:
     timeline = build_timeline(make_run(trace=make_gated_trace(), span_text=lambda _: "its text"))
     text = print_text(render_timeline(timeline, chunk=1))
-    assert text.count("Memory before") == 2
-    assert text.count("its text") == 1
-    assert "Ilse built it in 1743" in text
+    assert (text.count("Memory before"), text.count("its text")) == (2, 1) and "Ilse built it in 1743" in text
 
 
 def test_branches_are_compared_with_the_memory_that_they_forked_from() -> None:

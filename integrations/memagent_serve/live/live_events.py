@@ -25,24 +25,23 @@ from memagent_serve.api_errors import APIError, make_not_found_error
 from memagent_serve.keys import Owner
 from memagent_serve.ledger import Entry
 from memagent_serve.live.live_reads import LiveReads
-from memagent_serve.reads import ServedRead
+from memagent_serve.reads import ServedRead, name_state
 
 _MAX_CONTEXT_BYTES: Final = 6000
 _MAX_QUOTES: Final = 4
 
 
 def format_read(entry: Entry, read: ServedRead | None, answer: str | None = None) -> dict[str, Any]:
-    """Return a read for the list. A read that has not ended and is not running here was interrupted.
+    """Return a read for the list.
 
     `answer` is the answer in the run log, for a read that this process no longer has in memory.
     """
-    state = read.state if read is not None else entry.state
     return {
         "id": entry.run_id,
         "question": entry.question,
         "document": entry.document,
         "began": entry.began,
-        "state": state.value if read is not None or state.has_ended else "interrupted",
+        "state": name_state(entry, read),
         "error": entry.error if read is None else None,
         "edited": entry.edited,
         "answer": read.result.answer if read and read.result else answer,

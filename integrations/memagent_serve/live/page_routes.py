@@ -158,17 +158,12 @@ class LivePage:
     async def _list_reads(self, request: Request) -> Response:
         owner, query = get_owner(request), request.query_params
         newest = min(_MAX_LISTED_READS, _parse_number(query.get("newest"), 50))
-        entries, total = await asyncio.to_thread(
-            self.resources.ledger.search,
-            owner.name,
-            query.get("q", ""),
-            newest=newest,
-            skip=_parse_number(query.get("skip"), 0),
+        reads, total = await self.resources.manager.search(
+            owner, query.get("q", ""), newest=newest, skip=_parse_number(query.get("skip"), 0)
         )
-        answers = await asyncio.to_thread(self._live.get_answers, [entry.run_id for entry in entries])
-        find = self.resources.manager.find
-        reads = [format_read(entry, find(owner, entry.run_id), answers.get(entry.run_id)) for entry in entries]
-        return _make_json_response({"reads": reads, "total": total})
+        answers = await asyncio.to_thread(self._live.get_answers, [entry.run_id for entry, _ in reads])
+        values = [format_read(entry, read, answers.get(entry.run_id)) for entry, read in reads]
+        return _make_json_response({"reads": values, "total": total})
 
     async def _pause(self, request: Request) -> Response:
         await self._live.pause(*_get_owner_and_run_id(request))
