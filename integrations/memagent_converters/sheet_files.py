@@ -16,7 +16,6 @@ from memagent_converters.slide_files import iter_shapes
 from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
 from memagent_graph.converters import BLOCK_SEPARATOR, Block, Omission, Parts, SourceFile
 
-_WORKBOOK: Final = "xl/workbook.xml"
 _MAX_EMPTY_ROWS: Final = 2_000_000
 """The number of consecutive empty rows after which no more rows are read."""
 _MERGED_RANGE: Final = re.compile(rb'<(?:\w+:)?mergeCell\s[^>]*ref="([A-Z]+\d+:[A-Z]+\d+)"')
@@ -33,8 +32,9 @@ def convert(source: SourceFile) -> Parts:
     archive = XMLArchive(source)
     value_book = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formula_book = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
-    relationships = archive.read_relationships(_WORKBOOK)
-    for sheet_entry in iter_descendants(archive.read_required_xml(_WORKBOOK), "sheet"):
+    workbook = archive.find_main_member("xl/workbook.xml")
+    relationships = archive.read_relationships(workbook)
+    for sheet_entry in iter_descendants(archive.read_required_xml(workbook), "sheet"):
         name = get_attribute(sheet_entry, "name")
         _, member = relationships.get(get_attribute(sheet_entry, "id"), ("", ""))
         sheet, sheet_xml = value_book[name], archive.read(member)

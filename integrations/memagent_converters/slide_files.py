@@ -22,7 +22,6 @@ from memagent_converters.xml_archives import (
 )
 from memagent_graph.converters import BLOCK_SEPARATOR, Parts, SourceFile
 
-_PRESENTATION: Final = "ppt/presentation.xml"
 _TITLE_PLACEHOLDERS: Final = frozenset(("title", "ctrTitle"))
 _RELATED_PARTS: Final = {"notesSlide": "Notes:", "comments": "Comments:", "diagramData": ""}
 """The heading for each part that belongs to a slide, by relationship type."""
@@ -36,8 +35,9 @@ _SKIPPED_PLACEHOLDERS: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
 def convert(source: SourceFile) -> Parts:
     """Convert a presentation."""
     archive = XMLArchive(source)
-    relationships = archive.read_relationships(_PRESENTATION)
-    for slide_number, slide_entry in enumerate(iter_descendants(archive.read_required_xml(_PRESENTATION), "sldId"), 1):
+    presentation = archive.find_main_member("ppt/presentation.xml")
+    relationships = archive.read_relationships(presentation)
+    for slide_number, slide_entry in enumerate(iter_descendants(archive.read_required_xml(presentation), "sldId"), 1):
         reference = next((value for key, value in slide_entry.items() if key.endswith("}id")), "")
         member = relationships.get(reference, ("", ""))[1]
         label, slide = f"slide {slide_number}", archive.read_xml(member)

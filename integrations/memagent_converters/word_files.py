@@ -29,7 +29,6 @@ from memagent_converters.xml_archives import (
 )
 from memagent_graph.converters import Parts, SourceFile
 
-_DOCUMENT: Final = "word/document.xml"
 _SKIPPED_TAGS: Final = frozenset(
     ("del", "moveFrom", "instrText", "delText", "rPr", "pPr", "Fallback", "sdtPr", "sectPr")
 )
@@ -74,27 +73,34 @@ class _WordDocument:
         self.omission_counts: Counter[str] = Counter()
         self._relationships: dict[str, tuple[str, str]] = {}
         """The relationships of the current part: the text, a header, a footer or the notes of a kind."""
-        self._styles = _Styles(archive.read_xml("word/styles.xml"))
-        self._list_numbers = _ListNumbers(archive.read_xml("word/numbering.xml"), self._styles)
+        self._document = archive.find_main_member("word/document.xml")
+        self._document_relationships = archive.read_relationships(self._document)
+        self._styles = _Styles(archive.read_xml(self._find_member("styles")))
+        self._list_numbers = _ListNumbers(archive.read_xml(self._find_member("numbering")), self._styles)
         self._text_boxes: list[str] = []
         """The text boxes of the current paragraph, as HTML."""
 
     def to_html(self) -> str:
         """Return the document with its headers, notes and footers as HTML."""
-        root = self.archive.read_required_xml(_DOCUMENT)
+        root = self.archive.read_required_xml(self._document)
         header, footer = self._format_headers("header"), self._format_headers("footer")
-        self._relationships = self.archive.read_relationships(_DOCUMENT)
+        self._relationships = self._document_relationships
         text = "".join(self._iter_blocks(find_child(root, "body")))
         notes = "".join(
-            self._format_notes(f"word/{name}.xml", prefix)
+            self._format_notes(self._find_member(name), prefix)
             for name, prefix in (("footnotes", ""), ("endnotes", "e"), ("comments", "c"))
         )
         return f"{header}{text}{notes}{footer}"
 
+    def _find_member(self, kind: str) -> str:
+        """Return the member with the styles, the numbering or the notes of the document."""
+        targets = (target for target_kind, target in self._document_relationships.values() if target_kind == kind)
+        return next(targets, f"word/{kind}.xml")
+
     def _format_headers(self, kind: str) -> str:
         """Return the headers or footers, each text once."""
         texts: dict[str, None] = {}
-        for relationship_type, target in self.archive.read_relationships(_DOCUMENT).values():
+        for relationship_type, target in self._document_relationships.values():
             if relationship_type == kind:
                 self._relationships = self.archive.read_relationships(target)
                 texts["".join(self._iter_blocks(self.archive.read_xml(target)))] = None
@@ -215,7 +221,10 @@ class _WordDocument:
     def _map_symbol(self, font: str, code: str) -> str:
         character = None
         if _SYMBOL_CODE.fullmatch(code):
-            character = _SYMBOLS.get(chr(int(code[-2:], 16))) if font == "Symbol" else _DINGBATS.get(code[-2:])
+            if font == "Symbol":
+                character = _SYMBOLS.get(chr(int(code[-2:], 16)))
+            elif code.startswith("F0") or "dings" in font:  # other fonts show the character of the code
+                character = _DINGBATS.get(code[-2:])
             if character is None and not code.startswith("F0"):
                 character = chr(int(code, 16))
         if character is None:
@@ -343,8 +352,12 @@ class _ListNumbers:
         """The last number at each level, by list definition."""
         self._restarted_lists: set[str] = set()
         levels_by_definition: dict[str, dict[int, Element]] = {}
-        for node in iter_children(root, "abstractNum"):
-            levels = {get_int_attribute(level, "ilvl", 0): level for level in iter_children(node, "lvl")}
+        definitions = [*iter_children(root, "abstractNum")]
+        definitions_by_style = {_get_child_value(node, "styleLink"): node for node in definitions}
+        for node in definitions:
+            style = _get_child_value(node, "numStyleLink")  # the levels are in the definition of this list style
+            defining_node = definitions_by_style.get(style, node) if style else node
+            levels = {get_int_attribute(level, "ilvl", 0): level for level in iter_children(defining_node, "lvl")}
             levels_by_definition[get_attribute(node, "abstractNumId")] = levels
         for node in iter_children(root, "num"):
             definition_id = _get_child_value(node, "abstractNumId")

@@ -73,14 +73,19 @@ class XMLArchive:
 
     def read_relationships(self, member: str) -> dict[str, tuple[str, str]]:
         """Return the relationships of an Office member, by id: the type, and the member or address that it names."""
-        folder, _, file_name = member.rpartition("/")
+        folder, file_name = posixpath.split(member)
         relationships: dict[str, tuple[str, str]] = {}
-        for node in self.read_xml(f"{folder}/_rels/{file_name}.rels"):
+        for node in self.read_xml(posixpath.join(folder, "_rels", f"{file_name}.rels")):
             target = node.get("Target", "")
             if node.get("TargetMode") != "External":
                 target = self.resolve_path(member, target)
             relationships[node.get("Id", "")] = node.get("Type", "").rpartition("/")[2], target
         return relationships
+
+    def find_main_member(self, usual_member: str) -> str:
+        """Return the member with the content of an Office file. Some programs number it, as in word/document2.xml."""
+        targets = (target for kind, target in self.read_relationships("").values() if kind == "officeDocument")
+        return next((target for target in targets if target in self.names), usual_member)
 
     @staticmethod
     def resolve_path(member: str, target: str) -> str:

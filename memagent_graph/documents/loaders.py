@@ -40,8 +40,8 @@ from memagent_graph.storage.bounded_files import open_regular_file
 _DECLARED_CHARSET = re.compile(
     rb"(?:^\s*<\?xml[^>]{0,100}?encoding|<meta[^>]{0,200}?charset)\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE
 )
-_KIND_BY_MEMBER = {"word/document.xml": "docx", "ppt/presentation.xml": "pptx", "xl/workbook.xml": "xlsx"}
-"""Maps a member of a zip archive to the kind of file that contains it."""
+_KIND_BY_MEMBER = {"word/document": "docx", "ppt/presentation": "pptx", "xl/workbook": "xlsx"}
+"""Maps a member of a zip archive to the kind of file that contains it; the member may end in a number before .xml."""
 _KINDS_WITH_MAGIC_BYTES = {"pdf", "rtf", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub"}
 """Kinds that are recognised by their first bytes, which take precedence over the name."""
 _HTML_START = re.compile(
@@ -174,7 +174,7 @@ def _find_kind_by_content(document: Document, sample: bytes) -> str | None:
 def _detect_archive_kind(file: IO[bytes]) -> str | None:
     # A damaged archive can raise any error. The caller reports the damage.
     with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
-        names = set(archive.namelist())
+        names = {name.removesuffix(".xml").rstrip("0123456789") for name in archive.namelist()}
         if kind := next((kind for member, kind in _KIND_BY_MEMBER.items() if member in names), None):
             return kind
         if "mimetype" in names and archive.getinfo("mimetype").file_size < 200:

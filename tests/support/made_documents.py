@@ -79,6 +79,12 @@ def _read_members(data: bytes) -> Iterator[tuple[str, bytes]]:
             yield name, archive.read(name)
 
 
+def _number_members(data: bytes) -> bytes:
+    """Return an Office file whose members have other names than usual, as in word/document2.xml."""
+    members = {name.replace(".xml", "2.xml"): text.replace(b'.xml"', b'2.xml"') for name, text in _read_members(data)}
+    return make_zip({name.replace("]2", "]"): text for name, text in members.items()})
+
+
 def p(text: str, properties: str = "") -> str:
     """Return a paragraph, the element w:p of Word."""
     return f"<w:p>{f'<w:pPr>{properties}</w:pPr>' if properties else ''}{r(text)}</w:p>"
@@ -108,7 +114,8 @@ def _define_numbering(*levels: tuple[str, str], more: str = "") -> str:
         for level, (style, text) in enumerate(levels)
     )
     return (
-        f'<w:numbering {W}><w:abstractNum w:abstractNumId="0">{definition}</w:abstractNum>'
+        f'<w:numbering {W}><w:abstractNum w:abstractNumId="0"><w:styleLink w:val="L"/>{definition}</w:abstractNum>'
+        '<w:abstractNum w:abstractNumId="1"><w:numStyleLink w:val="L"/></w:abstractNum>'
         f'<w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>{more}</w:numbering>'
     )
 
@@ -168,16 +175,15 @@ def _word_files() -> Iterator[Case]:
     )
     list_items = ("1. one", "1.1 inner", "2. two", "3. three")
     yield Case("list.docx", make_word(items, numbering__xml=numbering), list_items)
-    roman = _define_numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"))
-    yield Case(
-        "letters.docx", make_word(p("A", _number(0)) + p("B", _number(0)) + p("c", _number(1)), numbering__xml=roman),
-        ("Article II B", "(a) c"),
-    )  # fmt: skip
+    linked = '<w:num w:numId="3"><w:abstractNumId w:val="1"/></w:num>'
+    roman = _define_numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"), more=linked)
+    articles = p("A", _number(0)) + p("B", _number(0)) + p("c", _number(1)) + p("D", _number(0, 3))
+    facts = ("Article II B", "(a) c", "Article I D")
+    yield Case("letters.docx", make_word(articles, numbering__xml=roman), facts)
     restart = '<w:num w:numId="2"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride></w:num>'
-    yield Case(
-        "restart.docx", make_word(p("one", _number(0)) + p("seven", _number(0, 2)), numbering__xml=_define_numbering(*levels, more=restart)),
-        ("7. seven",),
-    )  # fmt: skip
+    restarted = _define_numbering(*levels, more=restart)
+    items = p("one", _number(0)) + p("seven", _number(0, 2))
+    yield Case("restart.docx", make_word(items, numbering__xml=restarted), ("7. seven",))
     bullets = _define_numbering(("bullet", "·"))
     yield Case("bullets.docx", make_word(p("dot", _number(0)), numbering__xml=bullets), ("- dot",))
     box = '<w:sdt><w:sdtPr><w14:checkbox><w14:checked w14:val="{}"/></w14:checkbox></w:sdtPr><w:sdtContent><w:r><w:sym w:font="Segoe" w:char="2610"/></w:r></w:sdtContent></w:sdt>'
@@ -197,24 +203,24 @@ def _word_files() -> Iterator[Case]:
     noted = f'<w:p>{r("In 1987")}<w:r><w:rPr>{SUPER}</w:rPr><w:footnoteReference w:id="1"/></w:r></w:p>'
     notes = {"comments__xml": _make_note("comment", "It is 42."), "footnotes__xml": _make_note("footnote", "See Ames.")}
     facts = ("Body[^c1]", "[^c1]: Ada: It is 42.", "In 1987[^1]", "[^1]: [See Ames.](https://example.org/footnotes)")
-    yield Case("notes.docx", make_word(commented + noted, **notes, **links), facts, ("19871",))
-    boxes = "".join(
-        f"<wps:wsp><wps:txbx><w:txbxContent>{p(text)}</w:txbxContent></wps:txbx></wps:wsp>" for text in ("One", "Two")
-    )
-    shape = (
-        f"<w:r><mc:AlternateContent><mc:Choice><w:drawing>{boxes}</w:drawing></mc:Choice></mc:AlternateContent></w:r>"
-    )
+    annotated = make_word(commented + noted, **notes, **links)
+    yield Case("notes.docx", annotated, facts, ("19871",))
+    yield Case("numbered.docx", _number_members(annotated), facts)
+    text_box = "<wps:wsp><wps:txbx><w:txbxContent>{}</w:txbxContent></wps:txbx></wps:wsp>".format
+    drawing = f"<w:drawing>{text_box(p('One'))}{text_box(p('Two'))}</w:drawing>"
+    shape = f"<w:r><mc:AlternateContent><mc:Choice>{drawing}</mc:Choice></mc:AlternateContent></w:r>"
     yield Case("textbox.docx", make_word(f"<w:p>{r('Body.')}{shape}</w:p>"), ("Body.", "One", "Two"))
     symbol = '<w:r><w:sym w:font="Symbol" w:char="F062"/></w:r>'
+    open_box = '<w:r><w:sym w:font="Segoe UI Symbol" w:char="25FB"/></w:r>'
     ticked = r("\uf0fe", '<w:rFonts w:ascii="Wingdings"/>')
     runs = make_word(
         f"<w:p>{r('It is ')}<w:ins>{r('42')}</w:ins><w:del><w:r><w:delText>41</w:delText></w:r></w:del></w:p>"
         "<w:p><w:r><w:t>Alex</w:t><w:softHyphen/><w:t>androva</w:t></w:r>"
         f"<w:r><w:ruby><w:rt>{r('ひがし')}</w:rt><w:rubyBase>{r('東')}</w:rubyBase></w:ruby></w:r></w:p>"
         f'<w:p><w:hyperlink r:id="link">{r("here")}</w:hyperlink></w:p>'
-        f"<w:p>{symbol}{r(' = 2 ')}{ticked}{r(' Yes')}{symbol.replace('F062', 'zz')}</w:p>"
+        f"<w:p>{symbol}{r(' = 2 ')}{ticked}{r(' Yes')}{symbol.replace('F062', 'zz')}{open_box}</w:p>"
     )
-    facts = ("It is 42", "Alexandrova東(ひがし)", "[here](https://example.org/x)", "β = 2 ☑ Yes")
+    facts = ("It is 42", "Alexandrova東(ひがし)", "[here](https://example.org/x)", "β = 2 ☑ Yes◻")
     yield Case("runs.docx", runs, facts, ("41",), omissions=("1 symbols",))
     chart = "<w:r><w:drawing><c:chart/></w:drawing></w:r>"
     diagram = "<w:r><w:drawing><wp:docPr/><dgm:relIds xmlns:dgm='d'/></w:drawing></w:r>"
@@ -227,10 +233,8 @@ def _word_files() -> Iterator[Case]:
     described = make_word(f"<w:p>{shown}</w:p>")
     yield Case("pictures.docx", described, ("![A map]",), omissions=("2 pictures without a description",))
     inside = {"embeddings___inner__docx": make_docx("The inner fact"), "embeddings___data__bin": b"\0\1"}
-    yield Case(
-        "inside.docx", make_word(p("Outer."), **inside), ("Outer.", "The inner fact"),
-        omissions=("1 files in it that were not read (data.bin",),
-    )  # fmt: skip
+    losses = ("1 files in it that were not read (data.bin",)
+    yield Case("inside.docx", make_word(p("Outer."), **inside), ("Outer.", "The inner fact"), omissions=losses)
     watermark = "<w:r><w:pict><v:shape xmlns:v='v'><v:textpath string='DRAFT'/></v:shape></w:pict></w:r>"
     header = f"<w:hdr {W}><w:p>{watermark}</w:p></w:hdr>"
     yield Case("watermark.docx", make_word(p("Body."), header1__xml=header), ("DRAFT",))
@@ -523,6 +527,7 @@ def _office_files() -> Iterator[Case]:
     row += f'<row r="2">{_make_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
     book, facts = make_workbook(row, more={"xl/comments1.xml": comments}), ("| EU | 7 | =5+5 |", "Checked by Ada")
     omissions = ("1 formulas without a value (sheet Sales)",)
+    yield Case("numbered.xlsx", _number_members(make_workbook(row)), ("| EU | 7 | =5+5 |",), omissions=omissions)
     yield Case("formula.xlsx", book, ("## Sales", *facts), omissions=omissions, headings=("Sales",))
     yield Case("excel.xlsx", _make_openpyxl_workbook(), (
         "| EU | 12.5% | 4 €/kg | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
@@ -626,10 +631,8 @@ def _open_files() -> Iterator[Case]:
     yield Case("order.epub", make_zip(book), ("Umbra", "First.\n\nSecond, 10^6."))
     chapters = {"o/c.xhtml": "<h1>One</h1><h2>Inside</h2>", "o/a b.xhtml": "<h1>Two</h1>"}
     yield Case("chapters.epub", make_zip(book | chapters), ("# Two",), headings=("One", "One > Inside", "Two"))
-    noted = {
-        "o/c.xhtml": "<p>In 1987<a epub:type='noteref' href='#n'>2</a>.",
-        "o/p.opf": "<!DOCTYPE package>" + package,
-    }
+    chapter = "<p>In 1987<a epub:type='noteref' href='#n'>2</a>."
+    noted = {"o/c.xhtml": chapter, "o/p.opf": "<!DOCTYPE package>" + package}
     yield Case("noted.epub", make_zip(book | noted), ("In 1987[^2].",))
     scan = {"o/c.xhtml": "<svg><image href='x'/></svg>"}
     yield Case("scan.epub", make_zip(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
@@ -639,12 +642,8 @@ def _open_files() -> Iterator[Case]:
         "META-INF/encryption.xml": '<encryption><EncryptedData><EncryptionMethod Algorithm="aes"/></EncryptedData></encryption>'
     }
     yield Case("locked.epub", make_zip(book | locked), (), error="is encrypted")
-    yield Case(
-        "plain.rtf",
-        rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 The fact is {\b umbrella}.\par \u252?m 10{\super 6} units, H{\sub 2}O}",
-        ("The fact is umbrella.", "üm 10^6 units, H_2O"),
-        ("Arial",),
-    )
+    rich = rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 The fact is {\b umbrella}.\par \u252?m 10{\super 6} m, H{\sub 2}O}"
+    yield Case("plain.rtf", rich, ("The fact is umbrella.", "üm 10^6 m, H_2O"), ("Arial",))
     yield Case(
         "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}. Seen{\*\annotation by Ada} twice}",
         ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice"), ("41",),
