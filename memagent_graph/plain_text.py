@@ -69,7 +69,7 @@ def remove_folders(message: str, roots: Iterable[str] = ()) -> str:
     for folder in sorted(filter(None, folders), key=len, reverse=True):
         message = re.sub(rf"(?<![\w/.-]){re.escape(folder)}[/\\]", "", message)
     home = str(Path.home())
-    message = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", message) if len(home) > 1 else message
+    message = re.sub(rf"{re.escape(home)}(?![\w-]|\.\w)", "~", message) if len(home) > 1 else message
     return _PATH.sub(r"\1", _QUOTED_PATH.sub(r"\1\2\1", message))
 
 

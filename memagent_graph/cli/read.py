@@ -114,8 +114,10 @@ class RunOptions:
         from memagent_graph.storage.checkpoints import display_checkpoints
 
         arguments = ["memagent", "resume", run_id]
-        if self.base_url and (self.api_key or os.environ.get("OPENAI_API_KEY")):  # a key is sent only to a named server
-            arguments += ["--base-url", remove_credentials(self.base_url)]
+        address = remove_credentials(self.base_url) if self.base_url else ""
+        # A key is sent only to a named server, and one in the address is not in the log.
+        if address and (self.api_key or os.environ.get("OPENAI_API_KEY") or address != self.base_url):
+            arguments += ["--base-url", address]
         for option, path in (("--checkpoints", self.checkpoints), ("--store", self.store), ("--log", self.log)):
             arguments += [option, display_checkpoints(path)] if path else []
         return shlex.join(arguments)

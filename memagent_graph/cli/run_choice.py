@@ -163,7 +163,8 @@ def list_open_questions(log: RunLog, read_id: str) -> list[str]:
     prefix = f"{read_id}-"
     runs_with_prefix = log.runs(RunFilter(run_id_prefix=prefix, is_own=True))
     runs = [run for run in runs_with_prefix if _QUESTION_INDEX.fullmatch(run.run_id.removeprefix(prefix))]
-    if len({run.document["key"] for run in runs}) > 1:  # separate reads with chosen ids: report-2023, report-2024
+    runs = [run for run in runs if run.document["key"] == runs[0].document["key"]]  # of the newest read with this id
+    if f"{prefix}0" not in {run.run_id for run in runs}:  # separate reads with chosen ids: report-2023, report-2024
         return []
     run_ids = [run.run_id for run in runs if not run.stop_reason or StopReason(run.stop_reason).resumable]
     return sorted(run_ids, key=lambda run_id: (len(run_id), run_id))

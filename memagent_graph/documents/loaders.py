@@ -135,7 +135,8 @@ def _open_file(document: Document) -> IO[bytes]:
 def _find_kind(document: Document, file: IO[bytes], sample: bytes) -> str | None:
     """Return the kind of a file from its first bytes, its type, or its beginning; None for plain text."""
     declared_kind = find_kind_by_media_type(document.media_type)
-    magic_kind = "pdf" if sample.startswith(b"%PDF-") else "rtf" if sample.startswith(b"{\\rtf") else None
+    is_pdf = sample.lstrip(b"\xef\xbb\xbf\0\t\r\n ").startswith(b"%PDF-")
+    magic_kind = "pdf" if is_pdf else "rtf" if sample.startswith(b"{\\rtf") else None
     if declared_kind == "pdf" and b"%PDF-" in sample[:1024]:  # a BOM, line breaks or HTTP headers may precede it
         magic_kind = "pdf"
     if sample.startswith(b"PK\x03\x04"):

@@ -146,8 +146,8 @@ class Server:
         if status in {401, 403}:
             return PolicyAuthenticationError(
                 f"{address} refused the key ({status}): {excerpt}",
-                hint="Set OPENAI_API_KEY, or --api-key. A server that wants a user name and a password has them in its "
-                "address: http://USER:PASSWORD@HOST:PORT/v1.",
+                hint="Set OPENAI_API_KEY, or --api-key. User name and password, or a key in the query, belong in the "
+                "address: http://USER:PASSWORD@HOST:PORT/v1?key=KEY.",
             )
         if is_retriable(status, message):
             outcome = f"answered {status}"

@@ -37,9 +37,8 @@ def remove_credentials(url: str) -> str:
     """
     parts = urlsplit(remove_password(url))
     parameters = parse_qsl(parts.query, keep_blank_values=True)
-    credentials = set(find_query_credentials(dict(parameters)))
-    other_parameters = [(name, value) for name, value in parameters if value not in credentials]
-    return urlunsplit(parts._replace(query=urlencode(other_parameters))) if credentials else urlunsplit(parts)
+    others = [(name, value) for name, value in parameters if not any(find_query_credentials({name: value}))]
+    return urlunsplit(parts if others == parameters else parts._replace(query=urlencode(others)))
 
 
 def split_query(url: str) -> tuple[str, dict[str, str]]:
@@ -116,7 +115,8 @@ def make_request_headers(url: str, key: str, custom_headers: Mapping[str, str]) 
         _require_valid_header(name, value)
         headers = {header: headers[header] for header in headers if header.lower() != name.lower()} | {name: value}
     # Azure accepts only one kind of key.
-    if key in {"", NO_KEY} and "api-key" in map(str.lower, custom_headers):
+    names = set(map(str.lower, custom_headers))
+    if key in {"", NO_KEY} and "api-key" in names and "authorization" not in names:
         headers.pop("Authorization", None)
     return headers
 

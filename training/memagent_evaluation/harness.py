@@ -179,10 +179,10 @@ class _EvaluationRun:
         self._tokens = 0
         self._possible_outages: list[tuple[ResultRow, Exception]] = []
         """Failures that the server may have caused; recorded when another question succeeds."""
+        self._has_answer = False
         self._sample_errors: list[SampleError] = []
 
     async def run(self) -> EvaluationEnd:
-        row_count = len(self._journal.rows)
         try:
             await self._ask_until_time_limit()
         except* MemAgentError as errors:
@@ -199,7 +199,7 @@ class _EvaluationRun:
                     f"finished, except for {description} that could not be made: {first_error.message}",
                     hint=f"{first_error.hint or ''} `memagent eval-report` shows what there is.".lstrip(),
                 )
-        elif self._possible_outages and len(self._journal.rows) == row_count:  # no answer shows that the server works
+        elif self._possible_outages and not self._has_answer:  # nothing shows that the server works
             raise self._possible_outages[-1][1]
         return self._end
 
@@ -318,6 +318,7 @@ class _EvaluationRun:
                 raise error
             return
         if error is None:
+            self._has_answer = True
             deferred_failures, self._possible_outages = self._possible_outages, []
             for failed_row, _ in deferred_failures:
                 await self._record(failed_row)

@@ -97,7 +97,7 @@ def draw_accuracy(figure: Any, rows: Sequence[ResultRow], unit: str) -> None:
         high = [100 * estimate.high for estimate in lenient.values()]
         axes.fill_between(lengths, low, high, facecolor=(colour, 0.1), edgecolor=(colour, 0.4), linewidth=0.7)
         axes.plot(lengths, [100 * estimate.mean for estimate in strict.values()], linestyle=(0, (1, 1.5)), color=colour)
-        name = system.replace("$", r"\$")  # the mark of a formula
+        name = _escape(system)
         label = name if lengths else f"{name}\n(does not fit)"
         means = [100 * estimate.mean for estimate in lenient.values()]
         marker = MARKERS[index % len(MARKERS)]
@@ -139,7 +139,7 @@ def draw_depths(figure: Any, grid: dict[tuple[int, int], list[bool]], system: st
     axes.set_yticks(tenths, [f"{10 * tenth}–{10 * tenth + 10} %" for tenth in tenths])
     axes.set_xlabel(f"document length, {unit}")
     axes.set_ylabel("depth of the fact")
-    figure.suptitle(f"Facts found by {system}, %", x=0.01, ha="left")
+    figure.suptitle(f"Facts found by {_escape(system)}, %", x=0.01, ha="left")
     axes.set_title(f"by length and depth; {tasks}, {sum(map(len, grid.values())):,} facts")
     figure.colorbar(image, ax=axes, pad=0.02).outline.set_visible(False)
 
@@ -155,8 +155,13 @@ def _set_length_axis(axes: Any, rows: Sequence[ResultRow], unit: str) -> None:
 
 
 def _format_task_names(rows: Sequence[ResultRow]) -> str:
-    names = list(dict.fromkeys(row.task for row in rows))
+    names = list(dict.fromkeys(_escape(row.task) for row in rows))
     return ", ".join(names) if len(names) <= 2 else f"{len(names)} tasks"
+
+
+def _escape(name: str) -> str:
+    """Return a name in which a dollar does not begin a formula."""
+    return name.replace("$", r"\$")
 
 
 def _format_counts(rows: Sequence[ResultRow]) -> str:
