@@ -33,7 +33,10 @@ _SKIPPED_TAGS: Final = frozenset(
     ("tracked-changes", "sequence-decls", "variable-decls", "forms", "settings", "bookmark-ref-format")
 )
 _SHAPE_TAGS: Final = frozenset(
-    ("text-box", "custom-shape", "rect", "ellipse", "circle", "line", "polyline", "polygon", "path", "connector")
+    (
+        *("text-box", "custom-shape", "rect", "ellipse", "circle", "line", "polyline", "polygon", "regular-polygon"),
+        *("path", "connector", "caption", "measure"),
+    )
 )
 """Elements with paragraphs inside a paragraph."""
 _MAX_REPETITIONS: Final = 1000
@@ -177,7 +180,7 @@ class _OpenDocument:
             for node in iter_children(row, "table-cell"):
                 repetitions = min(get_int_attribute(node, "number-columns-repeated", 1), _MAX_REPETITIONS)
                 cells += [self._format_cell(node)] * repetitions
-            while cells and cells[-1] == ("", 1, 1):
+            while cells and not cells[-1][0] and cells[-1][2] == 1:  # without text, and in this row alone
                 cells.pop()
             if cells or find_child(row, "covered-table-cell") is not None:
                 rows += [cells] * min(get_int_attribute(row, "number-rows-repeated", 1), _MAX_REPETITIONS)

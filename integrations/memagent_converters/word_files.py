@@ -95,7 +95,7 @@ class _WordDocument:
     def _find_member(self, kind: str) -> str:
         """Return the member with the styles, the numbering or the notes of the document."""
         targets = (target for target_kind, target in self._document_relationships.values() if target_kind == kind)
-        return next(targets, f"word/{kind}.xml")
+        return next((target for target in targets if target in self.archive.names), f"word/{kind}.xml")
 
     def _format_headers(self, kind: str) -> str:
         """Return the headers or footers, each text once."""

@@ -138,7 +138,7 @@ def _find_dates(text: str, spans: list[tuple[int, int]]) -> Iterator[Date]:
         for match in pattern.finditer(text):
             parts = match.groupdict()
             month = parts["month"].lower()
-            is_verb = parts["month"] == "may" and (not parts.get("year") or match[0].startswith("may"))
+            is_verb = parts["month"] == "may" and re.match(r"may|\d+\s+may\.?$", match[0])
             if is_verb or _overlaps(match.span(), spans):
                 continue
             month_number = int(month) if month.isdigit() else _MONTHS[month]

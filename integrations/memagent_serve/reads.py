@@ -340,7 +340,7 @@ class ReadManager:
             state, error = ReadState.FAILED, failure
             logger.warning("read %s failed: %s", read.run_id, make_one_line(str(failure)))
         finally:
-            if error is not None:
+            if error is not None and start_kind is not StartKind.REPEATED:
                 await asyncio.shield(asyncio.to_thread(self._record_failure, read.run_id, state, error))
             read.error, read.state = error, state
             self._reads.pop(read.run_id, None)

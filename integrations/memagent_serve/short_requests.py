@@ -154,7 +154,7 @@ def require_model(request: ChatRequest, name: str) -> None:
     """
     if request.options.model not in {None, name}:
         raise make_not_found_error(
-            f"the model {request.options.model!r} is not served here; use {name!r}",
+            f"the model {request.options.model!r} cannot be used here for this request; {name!r} can",
             "model_not_found",
             "model",
         )

@@ -185,16 +185,20 @@ class Uploads:
         """Remove the oldest texts that no read uses until `additional_bytes` bytes fit."""
         with self.ledger.lock:
             keys_in_use = {*self._list_keys_in_use(), *needed_keys}
+            old_texts: dict[tuple[str, str], Any] = {}
             for quota_owner in (owner, None):
                 excess_bytes, excess_entries = self._compute_excess(quota_owner, additional_bytes)
-                removable_texts, old_texts = self._iter_removable_texts(quota_owner, keys_in_use), list[Any]()
+                excess_bytes -= sum(row["bytes"] for row in old_texts.values())
+                excess_entries -= len(old_texts)
+                removable_texts = self._iter_removable_texts(quota_owner, keys_in_use)
                 while excess_bytes > 0 or excess_entries > 0:
                     if (row := next(removable_texts, None)) is None:
                         raise _make_quota_error(quota_owner)
-                    old_texts.append(row)
-                    excess_bytes, excess_entries = excess_bytes - row["bytes"], excess_entries - 1
-                for row in old_texts:  # they are enough; a refusal removes nothing for this quota
-                    self._remove_text(row["owner"], row["key"], json.loads(row["ref"]))
+                    if (row["owner"], row["key"]) not in old_texts:
+                        old_texts[row["owner"], row["key"]] = row
+                        excess_bytes, excess_entries = excess_bytes - row["bytes"], excess_entries - 1
+            for row in old_texts.values():  # only now, since a refusal removes nothing
+                self._remove_text(row["owner"], row["key"], json.loads(row["ref"]))
 
     def _iter_removable_texts(self, owner: Owner | None, keys_in_use: Collection[str]) -> Iterator[Any]:
         """Yield the rows of the texts that are not in use, the oldest first."""

@@ -378,7 +378,7 @@ def test_uploaded_files_and_inline_text_files_are_read(client: openai.OpenAI) ->
     [
         ({"n": 2}, 400, "send n=1"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "contradict"),
-        ({"model": "another"}, 404, "is not served here; use 'fake'"),
+        ({"model": "another"}, 404, "cannot be used here for this request; 'fake' can"),
         ({"messages": LONG_TEXT}, 400, "array"),
         ({"temperature": "hot"}, 400, "temperature"),
         ({"messages": [make_user([{"type": "image_url", "image_url": {"url": "file:///x"}}]), make_user(LONG_TEXT)]},
