@@ -17,8 +17,11 @@ This module imports no other module of the package, because the conversion proce
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import io
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -28,6 +31,12 @@ BLOCK_SEPARATOR: Final = "\n\n"
 """The separator that converters put between blocks."""
 _MAX_NESTING: Final = 8
 """The maximum depth of files inside files."""
+_OTHER_SUFFIXES: Final = {
+    "text": "txt", "markdown": "md", "htm": "html", "xhtml": "html", "mht": "eml", "mhtml": "eml", "docm": "docx",
+    "pptm": "pptx", "xlsm": "xlsx",
+}  # fmt: skip
+_BINARY_CONTROL: Final = re.compile(rb"[\x00-\x07\x0e-\x1a\x1c-\x1f]")
+"""A control character that no text contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ class SourceFile:
     Attributes:
         name: the file's name, for messages.
         kind: the suffix without the dot, such as "pdf". It comes from the first bytes of the file if they show it.
-        file: the content, from the beginning. HTML is in UTF-8.
+        file: the content, from the beginning. HTML is in UTF-8, except in other files.
         pages: the pages to read of a PDF file, such as "1-3,7"; empty for all.
         converters: the converter functions as "module:function", by kind.
         depth: the number of files that contain this one.
@@ -140,13 +149,18 @@ class SourceFile:
         """Convert a file inside this file. A file that cannot be converted yields an omission.
 
         Args:
-            name: the name of the inner file, from which its kind follows. "txt", "md" and "csv" need no converter.
+            name: the name of the inner file, from which its kind follows, unless its first bytes show it. Text needs
+                no converter.
             data: its content.
         """
-        kind = PurePath(name).suffix.lower().removeprefix(".")
+        kind = find_kind_by_magic_bytes(data) or find_kind_by_suffix(name)
         heading = f"file {name}"
-        if kind in {"txt", "md", "csv"}:
-            charset = "utf-8" if data == data.decode("utf-8", "ignore").encode() else "cp1252"  # as mail programs do
+        is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        if kind not in self.converters and (
+            kind in {"txt", "md", "csv"} or is_utf16 or not _BINARY_CONTROL.search(data)
+        ):
+            is_utf8 = data == data.decode("utf-8", "ignore").encode()
+            charset = "utf-16" if is_utf16 else "utf-8-sig" if is_utf8 else "cp1252"  # as mail programs do
             yield Block(data.decode(charset, "replace") + BLOCK_SEPARATOR, heading)
             return
         inner = SourceFile(name, kind, io.BytesIO(data), "", self.converters, self.depth + 1)
@@ -169,6 +183,18 @@ class SourceFile:
             yield Omission(
                 "files in it that were not read", f"{name}: {reason}", "Read them as documents of their own."
             )
+
+
+def find_kind_by_suffix(name: str | os.PathLike[str]) -> str:
+    """Return the kind of file for the suffix of a name; empty if it has none."""
+    suffix = PurePath(name).suffix.lower().removeprefix(".")
+    return _OTHER_SUFFIXES.get(suffix, suffix)
+
+
+def find_kind_by_magic_bytes(data: bytes) -> str | None:
+    """Return "pdf" or "rtf" if the first bytes of a file show it."""
+    is_pdf = data[:1024].lstrip(b"\xef\xbb\xbf\0\t\r\n ").startswith(b"%PDF-")
+    return "pdf" if is_pdf else "rtf" if data.startswith(b"{\\rtf") else None
 
 
 def iter_parts(value: Any) -> Parts:

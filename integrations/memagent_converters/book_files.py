@@ -7,7 +7,7 @@ from typing import Final
 from memagent_converters.html_to_markdown import iter_markdown
 from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
 from memagent_graph.converters import BLOCK_SEPARATOR, Block, ConversionError, Omission, Parts, SourceFile
-from memagent_graph.documents.decoding import decode_web_text
+from memagent_graph.documents.decoding import decode_web_page
 
 _FONT_ENCRYPTIONS: Final = frozenset(("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"))
 """Algorithms that encrypt only the fonts of a book."""
@@ -43,6 +43,4 @@ def convert(source: SourceFile) -> Parts:
         if not chapter_content:
             yield Omission("chapters that are missing", member, "Get the complete book.")
             continue
-        yield from iter_markdown(
-            decode_web_text(chapter_content, None), f"chapter {chapter_number}", end=BLOCK_SEPARATOR
-        )
+        yield from iter_markdown(decode_web_page(chapter_content), f"chapter {chapter_number}", end=BLOCK_SEPARATOR)

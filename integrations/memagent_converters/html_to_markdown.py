@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from memagent_converters.equations import format_script, linearize
 from memagent_graph.converters import Block, Omission, Parts, SourceFile
+from memagent_graph.documents.decoding import decode_web_page
 
 _SKIPPED_TAGS: Final = frozenset(
     ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
@@ -97,8 +98,9 @@ class _Cell:
 
 
 def convert(source: SourceFile) -> Parts:
-    """Convert an HTML file, which is UTF-8."""
-    yield from iter_markdown(source.read().decode("utf-8", "surrogatepass"))
+    """Convert an HTML file, which is UTF-8, or one in another file."""
+    data = source.read()
+    yield from iter_markdown(decode_web_page(data) if source.depth else data.decode("utf-8", "surrogatepass"))
 
 
 def iter_markdown(html: str, label: str | None = None, *, end: str = "\n") -> Parts:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.converters import BLOCK_SEPARATOR, Block, ConversionError, Omission, Parts, SourceFile
-from memagent_graph.documents.decoding import decode_web_text
+from memagent_graph.documents.decoding import decode_web_page, decode_web_text
 
 _HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
 _FROM_LINE: Final = re.compile(rb"From \S+.*\d{4}\s*")
@@ -132,7 +132,8 @@ def _decode_text(part: Message[Any, Any]) -> str:
     """Return a part's text. If its charset is unknown or wrong, it is decoded as a browser would."""
     payload = part.get_payload(decode=True)
     encoded_text = payload if isinstance(payload, bytes) else b""
-    return decode_web_text(encoded_text, part.get_content_charset()).replace("\r\n", "\n")
+    decode = decode_web_page if part.get_content_type() == "text/html" else decode_web_text
+    return decode(encoded_text, part.get_content_charset()).replace("\r\n", "\n")
 
 
 def _render_text(part: Message[Any, Any], content_type: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import itertools
 import logging
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import IO, Any, Final
@@ -36,6 +37,9 @@ _BYTE_ORDER_MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
 )  # fmt: skip
+_DECLARED_CHARSET: Final = re.compile(
+    rb"(?:^\s*<\?xml[^>]{0,100}?encoding|<meta[^>]{0,200}?charset)\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE
+)
 _C1_HANDLER: Final = "memagent.c1"
 """The name of the codec error handler for bytes that cp1252 does not define."""
 READ_BYTES = 1 << 20
@@ -83,6 +87,14 @@ def find_web_codec(label: str) -> str | None:
     return _WIDER_CODECS.get(encoding.name, str(encoding.codec_info.name))
 
 
+def find_declared_charset(page: bytes) -> str | None:
+    """Return the charset that an HTML page declares in itself, if it has no byte order mark."""
+    declaration = None if find_byte_order_mark(page) else _DECLARED_CHARSET.search(page[:4096])
+    label = declaration[1].decode("ascii") if declaration else ""
+    # As browsers do, ignore charsets that only Python knows, and UTF-16, because the declaration itself is ASCII.
+    return None if (find_web_codec(label) or "utf-16").startswith("utf-16") else label
+
+
 def _detect_codec(sample: bytes) -> str | None:
     """Return the codec of bytes that are not UTF-8, from letter frequencies; None if the bytes are not text."""
     if not sample.isascii() and all(byte < 0x80 or byte in _CP1252_SIGNS for byte in sample):
@@ -110,6 +122,11 @@ def decode_web_text(data: bytes, label: str | None) -> str:
         except UnicodeDecodeError:
             continue
     return data.decode(candidates[0] or "cp1252", "replace")
+
+
+def decode_web_page(data: bytes, label: str | None = None) -> str:
+    """Decode an HTML page as a browser does: by the label that came with it, or else by its own declaration."""
+    return decode_web_text(data, label or find_declared_charset(data))
 
 
 def detect_binary_kind(sample: bytes) -> str | None:

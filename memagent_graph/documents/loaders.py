@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import IO
 
 from memagent_graph.concurrency.background import Cancellation
-from memagent_graph.converters import Block, Parts
+from memagent_graph.converters import Block, Parts, find_kind_by_magic_bytes
 from memagent_graph.documents.conversion import convert_parts
 from memagent_graph.documents.decoding import (
     READ_BYTES,
     SAMPLE_BYTES,
     decode_pieces,
     detect_binary_kind,
-    find_byte_order_mark,
     find_codec,
-    find_web_codec,
+    find_declared_charset,
     read_pieces,
 )
 from memagent_graph.documents.sources import (
@@ -37,9 +36,6 @@ from memagent_graph.documents.sources import (
 from memagent_graph.errors import DocumentError, UnsupportedDocumentError
 from memagent_graph.storage.bounded_files import open_regular_file
 
-_DECLARED_CHARSET = re.compile(
-    rb"(?:^\s*<\?xml[^>]{0,100}?encoding|<meta[^>]{0,200}?charset)\s*=\s*[\"']?\s*([a-zA-Z0-9_:.-]+)", re.IGNORECASE
-)
 _KIND_BY_MEMBER = {"word/document": "docx", "ppt/presentation": "pptx", "xl/workbook": "xlsx"}
 """Maps a member of a zip archive to the kind of file that contains it; the member may end in a number before .xml."""
 _KINDS_WITH_MAGIC_BYTES = {"pdf", "rtf", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub"}
@@ -135,8 +131,7 @@ def _open_file(document: Document) -> IO[bytes]:
 def _find_kind(document: Document, file: IO[bytes], sample: bytes) -> str | None:
     """Return the kind of a file from its first bytes, its type, or its beginning; None for plain text."""
     declared_kind = find_kind_by_media_type(document.media_type)
-    is_pdf = sample.lstrip(b"\xef\xbb\xbf\0\t\r\n ").startswith(b"%PDF-")
-    magic_kind = "pdf" if is_pdf else "rtf" if sample.startswith(b"{\\rtf") else None
+    magic_kind = find_kind_by_magic_bytes(sample)
     if declared_kind == "pdf" and b"%PDF-" in sample[:1024]:  # a BOM, line breaks or HTTP headers may precede it
         magic_kind = "pdf"
     if sample.startswith(b"PK\x03\x04"):
@@ -203,11 +198,7 @@ def _convert_html(
     document: Document, file: IO[bytes], sample: bytes, convert: partial[Parts], *, replace: bool
 ) -> Parts:
     """Yield the text of an HTML file. It is decoded with its declared charset and converted as UTF-8."""
-    encoding = document.encoding
-    if encoding is None and find_byte_order_mark(sample) is None and (meta := _DECLARED_CHARSET.search(sample[:4096])):
-        label = meta.group(1).decode("ascii")
-        # As browsers do, ignore charsets that only Python knows, and UTF-16, because the declaration itself is ASCII.
-        encoding = None if (find_web_codec(label) or "utf-16").startswith("utf-16") else label
+    encoding = document.encoding or find_declared_charset(sample)
     with tempfile.TemporaryFile() as copy:
         for text in decode_pieces(document.name, file, encoding, replace=replace):
             copy.write(text.encode("utf-8", "surrogatepass"))

@@ -11,7 +11,7 @@ from typing import IO, Any, Final, NotRequired
 
 from typing_extensions import TypedDict
 
-from memagent_graph.converters import BLOCK_SEPARATOR, Block, Parts
+from memagent_graph.converters import BLOCK_SEPARATOR, Block, Parts, find_kind_by_suffix
 from memagent_graph.documents.conversion import list_converters
 from memagent_graph.documents.omissions import StoredOmission
 from memagent_graph.errors import DocumentError
@@ -67,10 +67,6 @@ MEDIA_TYPES: Final = {
 }
 """MIME types by kind of file. The type for a kind from another package is `application/x-` and the kind."""
 KINDS_BY_MEDIA_TYPE: Final = {media_type: kind for kind, media_type in MEDIA_TYPES.items()}
-_OTHER_SUFFIXES: Final = {
-    "text": "txt", "markdown": "md", "htm": "html", "xhtml": "html", "mht": "eml", "mhtml": "eml", "docm": "docx",
-    "pptm": "pptx", "xlsm": "xlsx",
-}  # fmt: skip
 _MAX_FILE_NAME = 255
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
@@ -245,8 +241,7 @@ def find_kind_by_media_type(media_type: str) -> str | None:
 
 def _find_kind_by_suffix(name: str | os.PathLike[str]) -> str | None:
     """Return the kind of file for a suffix, or None."""
-    suffix = Path(name).suffix.lower().removeprefix(".")
-    kind = _OTHER_SUFFIXES.get(suffix, suffix)
+    kind = find_kind_by_suffix(name)
     return kind if kind in MEDIA_TYPES or (kind and kind in list_converters()) else None
 
 

@@ -400,9 +400,10 @@ def _pdf_files() -> Iterator[Case]:
     yield pdf("drawn", pages, "Before.", lost=("\x01",), omissions=losses, objects=unmapped, resources="/F2 60 0 R")
 
 
-def _make_mail(subject: str = "Umbra") -> EmailMessage:
+def _make_mail(text: str, subject: str = "Umbra", **options: str) -> EmailMessage:
     message = EmailMessage()
     message["From"], message["To"], message["Subject"] = "ada@example.org", "bo@example.org", subject
+    message.set_content(text, **options)
     return message
 
 
@@ -412,8 +413,7 @@ def _mail_files() -> Iterator[Case]:
     for coding, body in bodies.items():
         data = head + f"Content-Transfer-Encoding: {coding}\n\n".encode() + body
         yield Case(f"{coding}.eml", data, ("umbrella ü", "Subject: umbü", "From: a@example.org"))
-    both = _make_mail()
-    both.set_content("plain umbrella")
+    both = _make_mail("plain umbrella")
     both.add_alternative("<p>html umbrella</p>", subtype="html")
     page = both.get_payload()[1]
     inline: dict[str, Any] = {"maintype": "image", "subtype": "gif", "disposition": "inline"}
@@ -422,27 +422,26 @@ def _mail_files() -> Iterator[Case]:
     page.add_attachment(b"GIF89a", filename="map.gif", **inline)
     facts, omissions = ("plain umbrella", "lamp,412"), ("1 pictures (map.gif)",)
     yield Case("alternative.eml", both.as_bytes(), facts, ("html umbrella",), omissions)
-    outer = _make_mail("Outer")
-    outer.set_content("Look:")
+    outer = _make_mail("Look:", "Outer")
     outer.add_attachment(both)
     yield Case("forwarded.eml", outer.as_bytes(), ("Look:", *facts), omissions=omissions)
-    attached = _make_mail()
-    attached.set_content("See the file.")
+    attached = _make_mail("See the file.")
     files = {"a.docx": make_docx("The attached fact"), "a.txt": "Schlüssel".encode("cp1252"), "a.bin": b"\x00\x01"}
+    files |= {"u.csv": "12;€".encode("utf-16"), "a.log": "größer".encode("cp1252"), "b.json": b"\xef\xbb\xbf[7]"}
+    files |= {"b.htm": "<meta charset=windows-1251><p>Привет".encode("cp1251"), "no suffix": rb"{\rtf1 A {\b B}}"}
+    attached.add_attachment(files["b.htm"].replace(b"<p>", b"<p>2"), "text", "html", filename="c.html")
     for name, content in files.items():
         attached.add_attachment(content, maintype="application", subtype="octet-stream", filename=name)
-    facts = ("See the file.", "The attached fact", "Schlüssel")
+    facts = ("See the file.", "The attached fact", "Schlüssel", "12;€", "größer", "\n[7]", "2Привет", "\nПривет", "A B")
     yield Case("attached.eml", attached.as_bytes(), facts, omissions=("1 files in it that were not read (a.bin",))
     japanese_mail = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
     yield Case("japanese.eml", japanese_mail.encode("iso2022_jp"), ("東京タワー",))
     box = b"From a@b Mon Jan  1 00:00:00 2024\nTo: <\nContent-Disposition: inline;name*0*\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
     yield Case("two.mbox", box, ("To: <\n", "first", "Subject: two", "\nFrom here"), headings=("one", "two"))
-    pictured = _make_mail()
-    pictured.set_content("<p>See 10<sup>6</sup> <img src='cid:1'>", subtype="html")
+    pictured = _make_mail("<p>See 10<sup>6</sup> <img src='cid:1'>", subtype="html")
     pictured.add_related(b"GIF89a", filename="map.gif", cid="<1>", **inline)
     yield Case("pictured.eml", pictured.as_bytes(), ("See 10^6",), omissions=("1 pictures (map.gif)",))
-    stub = _make_mail()
-    stub.set_content("View this message in your browser.")
+    stub = _make_mail("View this message in your browser.")
     stub.add_alternative("<p>The fact is umbrella. " + "And more. " * 30, subtype="html")
     yield Case("stub.eml", stub.as_bytes(), ("umbrella",), ("browser",))
     innermost = b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx"
@@ -631,9 +630,9 @@ def _open_files() -> Iterator[Case]:
     yield Case("order.epub", make_zip(book), ("Umbra", "First.\n\nSecond, 10^6."))
     chapters = {"o/c.xhtml": "<h1>One</h1><h2>Inside</h2>", "o/a b.xhtml": "<h1>Two</h1>"}
     yield Case("chapters.epub", make_zip(book | chapters), ("# Two",), headings=("One", "One > Inside", "Two"))
-    chapter = "<p>In 1987<a epub:type='noteref' href='#n'>2</a>."
+    chapter = "<?xml encoding='cp1251'?><p>Год 1987<a epub:type='noteref' href='#n'>2</a>.".encode("cp1251")
     noted = {"o/c.xhtml": chapter, "o/p.opf": "<!DOCTYPE package>" + package}
-    yield Case("noted.epub", make_zip(book | noted), ("In 1987[^2].",))
+    yield Case("noted.epub", make_zip(book | noted), ("Год 1987[^2].",))
     scan = {"o/c.xhtml": "<svg><image href='x'/></svg>"}
     yield Case("scan.epub", make_zip(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
     incomplete_book = make_zip({name: text for name, text in book.items() if name != "o/c.xhtml"})
