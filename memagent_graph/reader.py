@@ -53,7 +53,7 @@ from memagent_graph.response_format import ResponseFormatSource
 from memagent_graph.results import AnswerSoFar, ReadResult
 from memagent_graph.roles import ANSWER
 from memagent_graph.run_log import RunLog
-from memagent_graph.settings import ReadSettings
+from memagent_graph.settings import PolicySettings, ReadSettings
 from memagent_graph.storage.checkpoints import lease_run, open_checkpointer
 from memagent_graph.storage.private_files import get_default_run_log_path
 from memagent_graph.strategies import choose_strategy
@@ -437,10 +437,12 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         Raises:
             RunNotFoundError: there is no such run in the checkpoints.
             RunMismatchError: the run began with another strategy, tokenizer, chunk size or wording.
+            RunHeldError: the run is being read.
             RunError: the run has not read that chunk, or the text is longer than the memory budget.
         """
         graph, state = await self._continue(run_id)
-        call = await edit_memory(graph, run_id, chunk, text, branch, author)
+        with lease_run(graph.checkpointer, run_id):
+            call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             remaining_ids = {call.id for call in (await load_trace_so_far(graph, run_id)).calls}
             context = graph.reader_context  # the run may have begun in the log of another machine
@@ -463,8 +465,16 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
     ) -> MemAgent:
         """Return a copy of this reader with the same policy and store, and with other settings.
 
-        `choices` are those of `MemAgent`. Checkpoints may be shared. A different `policy` must have the same model.
+        `choices` are those of `MemAgent`, except for the policy, its server and its tokenizer. Checkpoints may be
+        shared. A different `policy` must have the same model.
+
+        Raises:
+            MemAgentError: a choice is of the policy, which the copy keeps.
         """
+        if kept := sorted({*choices} & {"profile", *PolicySettings.__dataclass_fields__}):
+            raise MemAgentError(
+                f"a copy has the policy of its original, so {kept[0]} cannot be changed", hint="Make another MemAgent."
+            )
         reader = self.__copy__()
         reader._owns_log = not isinstance(run_log, RunLog | None)
         reader._checkpoints = self._checkpoints if checkpoints is None else checkpoints

@@ -244,7 +244,7 @@ class ResponseFormat:
             return f"one of {', '.join(listed_options)}{', ...' if len(options) > len(listed_options) else ''}"
         for keyword in ("anyOf", "oneOf"):
             if isinstance(alternatives := schema.get(keyword), list) and depth:
-                names = (self._name_type(self.resolve(alternative), depth - 1) for alternative in alternatives)
+                names = (self._name_type(self.resolve(part), depth - 1) for part in alternatives[:_MAX_ENUM_OPTIONS])
                 return " or ".join(dict.fromkeys(names))
         type_name = schema.get("type", "any")
         if type_name == "array" and depth:

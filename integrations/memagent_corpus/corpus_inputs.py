@@ -129,9 +129,7 @@ def open_inputs(
         documents = list(files.documents())
         for document in documents:
             if document.error:
-                raise DocumentError(
-                    document.error, hint="Name this table alone, copy it there, or remove the link."
-                )
+                raise DocumentError(document.error, hint="Name this table alone, copy it there, or remove the link.")
         tables = sorted(document.location or "" for document in documents)
         return TableInputs(tuple(FileTable(table, access) for table in tables), files.access, columns)
     if _is_folder(source, access):

@@ -107,7 +107,8 @@ class CorpusLedger:
                 )
             connection.execute(
                 "INSERT INTO documents VALUES (?, ?, 0) "
-                "ON CONFLICT (name) DO UPDATE SET version = excluded.version, begun = 0",
+                "ON CONFLICT (name) DO UPDATE "
+                "SET version = iif(excluded.version = '', version, excluded.version), begun = 0",
                 (name, version),
             )
         return sum(map(len, payloads))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -103,7 +103,9 @@ def extract_facts(text: str) -> Facts:
     text = normalise_typography(text)
     spans: list[tuple[int, int]] = []  # of the facts so far; no two facts overlap
     dates = tuple(_find_dates(text, spans))
-    numbers = tuple(_share_magnitudes(text, [*_find_digits(text, spans), *_find_number_words(text, spans)]))
+    digits = [*_find_digits(text, spans)]
+    number_words = _join_number_words(text, _find_number_words(text, spans))
+    numbers = tuple(_share_magnitudes(text, [*digits, *number_words]))
     return Facts(text, numbers, dates, tuple(_find_words(text, spans)))
 
 
@@ -209,6 +211,21 @@ def _find_number_words(text: str, spans: list[tuple[int, int]]) -> Iterator[Numb
         value, end = _multiply(text, Decimal(number), match.end())
         spans.append((match.start(), end))
         yield Number(value, match.start(), end)
+
+
+def _join_number_words(text: str, numbers: Iterable[Number]) -> list[Number]:
+    """Return the numbers with those joined that are one, such as "two hundred" and "fifty"."""
+    joined_numbers: list[Number] = []
+    for number in numbers:
+        last = joined_numbers[-1] if joined_numbers else None
+        # The exponents are compared, because numbers may have thousands of digits.
+        zeros = int(last.value.normalize().as_tuple().exponent) if last is not None else 0
+        is_part = zeros >= 2 and number.value.adjusted() < zeros
+        if last is not None and is_part and re.fullmatch(r"\s(?:and\s)?", text[last.end : number.start]):
+            joined_numbers[-1] = replace(last, value=last.value + number.value, end=number.end)
+        else:
+            joined_numbers.append(number)
+    return joined_numbers
 
 
 def _multiply(text: str, value: Decimal, end: int, *, is_money: bool = False) -> tuple[Decimal, int]:

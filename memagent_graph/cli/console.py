@@ -64,7 +64,7 @@ class ProgressDisplay:
     def __init__(
         self, description: str, *, quiet: bool = False, console: RichConsole | None = None, as_percentage: bool = False
     ) -> None:
-        self._console = console or RichConsole(stderr=True, highlight=False)
+        self._console = console or RichConsole(stderr=True, highlight=False, emoji=False)
         self._description = description
         self._quiet = quiet
         self._bar = Progress(
@@ -111,8 +111,8 @@ class Console:
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
-        self.out = RichConsole(highlight=False, soft_wrap=True)
-        self.err = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self.out = RichConsole(highlight=False, soft_wrap=True, emoji=False)  # a text may have ":x:"
+        self.err = RichConsole(stderr=True, highlight=False, soft_wrap=True, emoji=False)
         self._shows_notes = not (as_json or quiet)
         self._is_quiet = quiet or not self.err.is_terminal
         if quiet and logging.lastResort:  # the handler of last resort prints warnings

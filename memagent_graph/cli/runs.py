@@ -100,6 +100,8 @@ class Show:
         from memagent_graph.timeline.terminal import render_timeline
         from memagent_graph.timeline.view import load_run_view
 
+        if bool(self.html) + bool(self.chunk) + self.as_json > 1:
+            raise typer.BadParameter("choose one of --json, --html and --chunk")
         log = open_log(self.log)
         with Console().show_status("loading the run"):
             run_id = find_run(log, self.run_id)
@@ -109,7 +111,9 @@ class Show:
         if self.as_json:
             _print_view_as_json(view)
         elif self.html is None:
-            rich.console.Console(highlight=False).print(render_timeline(build_timeline(view), chunk=self.chunk))
+            rich.console.Console(highlight=False, emoji=False).print(
+                render_timeline(build_timeline(view), chunk=self.chunk)
+            )
         else:
             page = render_page(build_timeline(view))
             write_page(page, self.html, force=self.force)
@@ -294,7 +298,7 @@ def _is_being_read(log: RunLog, run_id: str) -> bool:
 def _print_table(log: RunLog, records: Sequence[RunRecord], totals: Mapping[str, RunTotals]) -> None:
     from rich.console import Console
 
-    terminal = Console(highlight=False)
+    terminal = Console(highlight=False, emoji=False)
     if not terminal.is_terminal:
         terminal.width = _WIDTH_WITHOUT_TERMINAL
     if records:

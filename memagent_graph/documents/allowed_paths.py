@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
+from unicodedata import normalize
 
 from memagent_graph.documents.sources import Document
 from memagent_graph.errors import DocumentError, RefusedSourceError
@@ -124,10 +126,11 @@ class AllowedRoots:
 
         The path may begin with the root's own name, because errors show only this part of the root.
         """
+        forms = dict.fromkeys((path, normalize("NFC", path), normalize("NFD", path)))  # names from a Mac are NFD
         for root in self.roots:
-            for folder in (root, root.parent):
+            for folder, form in product((root, root.parent), forms):
                 with contextlib.suppress(OSError, RuntimeError, ValueError):
-                    target = (folder / path).resolve(strict=True)
+                    target = (folder / form).resolve(strict=True)
                     if target.is_relative_to(root):
                         return root, target
         return None, None

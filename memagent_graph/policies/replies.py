@@ -7,6 +7,7 @@ token ids. Only token ids and log-probs are validated by a type, because the oth
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -132,7 +133,11 @@ def _parse_reply(content: bytes) -> Any:
     try:
         return _parse_json(text)
     except ValueError:
-        lines = (line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith(("data:", "{")))
+        lines = (
+            line.removeprefix("data:").strip()
+            for line in re.split(r"\r\n?|\n", text)
+            if line.startswith(("data:", "{"))
+        )
         events = [_parse_json(line) for line in lines if line != "[DONE]"]
         if not events:
             raise

@@ -81,6 +81,6 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: the text is not JSON, or is nested too deeply.
     """
     try:
-        return json.loads(text)
+        return json.loads(text.removeprefix("\ufeff") if isinstance(text, str) else text)  # a byte order mark
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error

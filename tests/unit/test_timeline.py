@@ -177,7 +177,7 @@ def test_hostile_texts_add_no_element_to_a_page_and_no_control_character_to_the_
 def test_a_notebook_shows_the_page_in_a_sandboxed_frame() -> None:
     timeline = build_timeline(make_run())
     [(tag, attributes)] = Page(render_notebook(timeline)).tags
-    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts")
+    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts allow-forms")
     assert attributes["srcdoc"] == render_page(timeline)
 
 

@@ -101,6 +101,8 @@ def _make_judge_settings(options: EvalOptions) -> ReadSettings | None:
         model=options.judge_model,
         base_url=options.judge_base_url or options.base_url,
         api_key=options.judge_api_key or (None if options.judge_base_url else options.api_key),
+        header=None if options.judge_base_url else options.header,
+        proxy=options.proxy,
         concurrency=options.concurrency,
         timeout=options.timeout,
         retries=options.retries,

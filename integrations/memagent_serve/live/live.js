@@ -39,6 +39,7 @@ async function sendRequest(method, path, body) {
   if (reply.ok) return reply.status === 204 ? null : reply.json();
   const failure = await reply.json().catch(() => null);
   const error = new Error(failure?.error?.message || `The server answered ${reply.status}.`);
+  error.status = reply.status;
   if (reply.status === 401 && path !== "/page/session") show("sign-in");
   throw error;
 }
@@ -77,7 +78,7 @@ async function route() {
   const [viewName, ...parameters] = location.hash.slice(1).split("/").map((part) => {
     try { return decodeURIComponent(part); } catch { return part; }
   });
-  if (viewName === "main") return;
+  if (viewName === "main" && state.source) return;
   showNotice("");
   document.title = "memagent";
   state.read = null;
@@ -95,8 +96,9 @@ async function startPage() {
     const session = await sendRequest("GET", "/page/session");
     $("who").textContent = session.owner === "local" ? session.model : `${session.owner}, ${session.model}`;
   } catch (error) {
-    show("sign-in");
-    return;
+    if (error.status === 401) return show("sign-in");
+    await route();
+    return showNotice(error.message);
   }
   await route();
 }
@@ -399,6 +401,7 @@ function addListeners() {
   });
   for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
     document.addEventListener(name, (event) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
       event.preventDefault();
       $("drop").classList.toggle("over", name === "dragenter" || name === "dragover");
       if (name === "drop" && !$("view-home").hidden) addFiles([...event.dataTransfer.files]);
@@ -448,7 +451,7 @@ function addListeners() {
     if (event.target.closest("input, textarea, select")) return;
     const reading = !$("view-read").hidden && state.read?.value;
     const keys = {
-      p: () => reading && (isActive() ? $("pause") : $("continue")).click(),
+      p: () => reading && [$("pause"), $("continue")].find((button) => !button.hidden)?.click(),
       n: () => reading && $("ask-now").click(),
       "/": () => !$("view-home").hidden && $("find-text").focus(),
     };

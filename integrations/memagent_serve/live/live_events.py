@@ -227,12 +227,13 @@ async def stream_changes(reads: LiveReads, owner: Owner, shown_run_id: str | Non
     while True:
         running_reads = {read.run_id: read for read in reads.manager.list_running(owner)}
         states = {run_id: (read.state, len(read.updates)) for run_id, read in running_reads.items()}
+        changed_ids = [id_ for id_ in {**known_states, **states} if states.get(id_) != known_states.get(id_)]
+        answers = await asyncio.to_thread(reads.get_answers, changed_ids) if changed_ids else {}
         changed_reads = []
-        for run_id in {**known_states, **states}:
-            if states.get(run_id) != known_states.get(run_id):
-                entry = await asyncio.to_thread(reads.ledger.get, owner.name, run_id)
-                read = running_reads.get(run_id) or reads.manager.find(owner, run_id)
-                changed_reads.append(format_read(entry, read))
+        for run_id in changed_ids:
+            entry = await asyncio.to_thread(reads.ledger.get, owner.name, run_id)
+            read = running_reads.get(run_id) or reads.manager.find(owner, run_id)
+            changed_reads.append(format_read(entry, read, answers.get(run_id)))
         known_states = states
         if changed_reads:
             yield _make_event("reads", changed_reads)
