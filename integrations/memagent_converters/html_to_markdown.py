@@ -21,9 +21,10 @@ _SKIPPED_TAGS: Final = frozenset(
     ("script", "style", "noscript", "template", "iframe", "object", "audio", "video", "canvas", "rp", "datalist")
 )
 UNDESCRIBED_PICTURES: Final = "pictures without a description"
+AUDIO_AND_VIDEO: Final = "audio and video"
 _OMITTED_CONTENT: Final = {
     "img": UNDESCRIBED_PICTURES, "iframe": "frames", "frame": "frames", "object": "embedded objects",
-    "embed": "embedded objects", "audio": "audio and video", "video": "audio and video",
+    "embed": "embedded objects", "audio": AUDIO_AND_VIDEO, "video": AUDIO_AND_VIDEO,
     "canvas": "canvases drawn by scripts"
 }  # fmt: skip
 """Names in omission reports for elements that show something other than text."""

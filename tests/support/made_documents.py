@@ -633,8 +633,9 @@ def _open_files() -> Iterator[Case]:
     chapter = "<?xml encoding='cp1251'?><p>Год 1987<a epub:type='noteref' href='#n'>2</a>.".encode("cp1251")
     noted = {"o/c.xhtml": chapter, "o/p.opf": "<!DOCTYPE package>" + package}
     yield Case("noted.epub", make_zip(book | noted), ("Год 1987[^2].",))
-    scan = {"o/c.xhtml": "<svg><image href='x'/></svg>"}
-    yield Case("scan.epub", make_zip(book | scan), (), omissions=("1 pictures without a description (chapter 1)",))
+    drawn = package.replace('id="a"', 'id="a" media-type="image/png"')
+    scan = {"o/c.xhtml": "<svg><image href='x'/></svg>", "o/p.opf": drawn}
+    yield Case("scan.epub", make_zip(book | scan), (), ("Second",), ("2 pictures without a description (chapter",))
     incomplete_book = make_zip({name: text for name, text in book.items() if name != "o/c.xhtml"})
     yield Case("gap.epub", incomplete_book, ("Second",), omissions=("1 chapters that are missing (o/c.xhtml)",))
     locked = {
