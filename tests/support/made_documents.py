@@ -227,8 +227,7 @@ def _word_files() -> Iterator[Case]:
     drawn = make_word(f"<w:p>{r('Sales:')}{chart}{r('Plan:')}{diagram * 2}</w:p>")
     yield Case("drawn.docx", drawn, ("Sales:", "Plan:"), omissions=("1 charts", "2 diagrams"))
     picture = "<w:r><w:drawing><wp:docPr {}/><a:blip xmlns:a='a'/>{}</w:drawing></w:r>".format
-    decoration = "<adec:decorative xmlns:adec='d' val='1'/>"
-    shown = picture("", "") + picture("descr='A map'", "") + picture("", decoration)
+    shown = picture("", "") + picture("descr='A map'", "") + picture("", "<adec:decorative xmlns:adec='d' val='1'/>")
     shown += "<w:r><w:pict><v:shape xmlns:v='v'><v:imagedata/></v:shape></w:pict></w:r>"
     described = make_word(f"<w:p>{shown}</w:p>")
     yield Case("pictures.docx", described, ("![A map]",), omissions=("2 pictures without a description",))
@@ -430,10 +429,11 @@ def _mail_files() -> Iterator[Case]:
     files |= {"u.csv": "12;€".encode("utf-16"), "a.log": "größer".encode("cp1252"), "b.json": b"\xef\xbb\xbf[7]"}
     files |= {"b.htm": "<meta charset=windows-1251><p>Привет".encode("cp1251"), "no suffix": rb"{\rtf1 A {\b B}}"}
     attached.add_attachment(files["b.htm"].replace(b"<p>", b"<p>2"), "text", "html", filename="c.html")
+    attached.add_attachment(files["no suffix"], "text", "rtf", filename="d.rtf")
     for name, content in files.items():
         attached.add_attachment(content, maintype="application", subtype="octet-stream", filename=name)
     facts = ("See the file.", "The attached fact", "Schlüssel", "12;€", "größer", "\n[7]", "2Привет", "\nПривет", "A B")
-    yield Case("attached.eml", attached.as_bytes(), facts, omissions=("1 files in it that were not read (a.bin",))
+    yield Case("attached.eml", attached.as_bytes(), facts, ("rtf1",), ("1 files in it that were not read (a.bin",))
     japanese_mail = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
     yield Case("japanese.eml", japanese_mail.encode("iso2022_jp"), ("東京タワー",))
     box = b"From a@b Mon Jan  1 00:00:00 2024\nTo: <\nContent-Disposition: inline;name*0*\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
