@@ -64,8 +64,6 @@ def linearize(formula: FormulaElement) -> str:  # noqa: PLR0911, PLR0912  one li
                 + separator.join(operands)
                 + (property_values.get("endChr", ")") or "")
             )
-        case "mfenced", _:
-            return f"({', '.join(operands)})"
         case "acc", [base]:
             return f"{_parenthesize(base)}{property_values.get('chr') or chr(0x302)}"
         case (("m" | "mtable" | "eqArr"), _):

@@ -113,9 +113,6 @@ def _format_cell(value: Any, number_format: str) -> str:
         return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(" ")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    sections = number_format.split(";")
-    if value < 0 and len(sections) > 1 and '"' in sections[1]:  # negative numbers have a unit of their own
-        number_format, value = sections[1], value if "(" in sections[1] else -value
     literals = (match[1] or match[2] or match[3] or "" for match in _FORMAT_LITERAL.finditer(number_format))
     pattern = _FORMAT_LITERAL.sub(_LITERAL_MARK, number_format).partition(";")[0]
     match = _FORMAT_DIGITS.search(pattern)

@@ -203,8 +203,7 @@ class SourceAccess:
         block_bytes = 0 if get_scheme(document.location) in WEB_SCHEMES else _BLOCK_BYTES
         with self.open_file(document.location, block_bytes) as file:
             content = _SizeLimitedFile(file, document.name, self.max_bytes)
-            file_name = document.location.partition("?")[0].rpartition("/")[2] or name  # its suffix is the file's type
-            yield Document.from_file(cast("IO[bytes]", content), file_name, encoding=self.encoding)
+            yield Document.from_file(cast("IO[bytes]", content), name, encoding=self.encoding)
 
 
 def require_public(url: str, *, allow_private: bool = False) -> None:

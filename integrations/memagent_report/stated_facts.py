@@ -220,8 +220,9 @@ def _join_number_words(text: str, numbers: Iterable[Number]) -> list[Number]:
         last = joined_numbers[-1] if joined_numbers else None
         # The exponents are compared, because numbers may have thousands of digits.
         zeros = int(last.value.normalize().as_tuple().exponent) if last is not None else 0
-        is_part = zeros >= 2 and number.value.adjusted() < zeros
-        if last is not None and is_part and re.fullmatch(r"\s(?:and\s)?", text[last.end : number.start]):
+        connective = r"\s(?:and\s)?" if number.value < 100 else r"\s"
+        is_part = zeros >= 2 and number.value.adjusted() < zeros and text[number.end : number.end + 1] != "-"
+        if last is not None and is_part and re.fullmatch(connective, text[last.end : number.start]):
             joined_numbers[-1] = replace(last, value=last.value + number.value, end=number.end)
         else:
             joined_numbers.append(number)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from memagent_graph.documents import DocumentRef
-from memagent_graph.errors import CheckpointError, MemAgentError, RunLogError, RunNotFoundError
+from memagent_graph.errors import CheckpointError, MemAgentError, RunHeldError, RunLogError, RunNotFoundError
 from memagent_graph.reading.inputs import check_question
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import AnswerSoFar
@@ -170,7 +170,7 @@ class LiveReads:
                 await self._reader.aedit_memory(run_id, chunk, text, branch=branch, author=owner.name)
             except MemAgentError as error:
                 await asyncio.to_thread(self.ledger.mark_edited, run_id, edited=entry.edited)
-                if isinstance(error, CheckpointError | RunLogError):
+                if isinstance(error, CheckpointError | RunHeldError | RunLogError):
                     raise  # for example, the disk is full
                 raise make_bad_request_error(str(error), "text") from error
             await asyncio.to_thread(self.ledger.mark, run_id, ReadState.PAUSED)
