@@ -18,7 +18,8 @@ import platformdirs
 
 def get_data_folder() -> Path:
     """Return the data folder: `MEMAGENT_HOME`, or the user's data folder of the operating system."""
-    return Path(os.path.expanduser(os.environ.get("MEMAGENT_HOME") or platformdirs.user_data_dir("memagent")))  # noqa: PTH111  which raises for unknown users
+    folder = os.environ.get("MEMAGENT_HOME") or platformdirs.user_data_dir("memagent")
+    return Path(os.path.expanduser(folder))  # noqa: PTH111  `Path.expanduser` raises for an unknown user
 
 
 def get_default_store_path() -> Path:
