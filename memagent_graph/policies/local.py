@@ -316,11 +316,17 @@ class _Engine:
                 if request.sampling.seed is not None and request.sampling.temperature > 0:
                     request.generator = self._torch.Generator(self._device).manual_seed(request.sampling.seed)
             logits, cache, mask = self._prefill(prompts, shared_tokens, prefix, reused_tokens)
-            for _ in range(max(request.sampling.max_tokens for request in requests)):
-                tokens = self._sample_tokens(logits, requests)
-                if all(request.finish_reason for request in requests):
+            unfinished = list(requests)
+            while True:
+                tokens = self._sample_tokens(logits, unfinished)
+                rows = [row for row, request in enumerate(unfinished) if not request.finish_reason]
+                if not rows:
                     break
-                mask = self._torch.cat([mask, mask.new_ones(len(requests), 1)], dim=1)
+                if len(rows) < len(unfinished):  # a row costs as much after its reply as within it
+                    unfinished = [unfinished[row] for row in rows]
+                    tokens, mask = tokens[rows], mask[rows]
+                    cache.batch_select_indices(self._torch.tensor(rows, device=self._device))
+                mask = self._torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
                 output = self._model(
                     input_ids=tokens[:, None],
                     attention_mask=mask,
@@ -407,8 +413,6 @@ class _Engine:
         logprobs = logits.float().log_softmax(dim=-1)
         tokens = logprobs.argmax(dim=-1)
         for row, request in enumerate(requests):
-            if request.finish_reason:
-                continue
             params = request.sampling
             if params.temperature > 0:
                 weights = (logprobs[row] / params.temperature).softmax(dim=-1)
