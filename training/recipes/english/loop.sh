@@ -2,6 +2,7 @@
 # The closed loop from the adapter that ships, and supervision of equal time from the same adapter. A stopped run continues.
 #
 #     training/recipes/english/loop.sh FOLDER SEED               (hours on a GPU)
+#     CORES=1 training/recipes/english/loop.sh FOLDER SEED       (reads of 4 chunks; the loop and supervision take 7 hours each on two cores)
 #     SMALL=1 training/recipes/english/loop.sh FOLDER SEED       (one iteration and two steps: minutes on two cores)
 #
 # The outcome reward is token F1 of the answer, on questions on prose in documents of 4 to 16 chunks. The comparison is
@@ -15,11 +16,14 @@ mkdir -p "${1:?name a folder}"
 cd "$1"
 export MEMAGENT_HOME=${MEMAGENT_HOME:-$PWD/home}
 base="$MEMAGENT_HOME/policies/english-untrained"
-questions=() loop=(--iterations 60 --groups 16 --rollouts 8 --set groups_per_step=8 --set warmup_steps=2)
+questions=() loop=(--iterations 60 --groups 16 --rollouts 8 --set groups_per_step=8 --set warmup_steps=2 --set learning_rate=1e-4)
 readings=(--readings 36000); check=(--readings 120); size=()
-if [[ -n ${SMALL:-} ]]; then
+if [[ -n ${CORES:-} ]]; then
+    loop=(--lengths 2k --iterations 40 --groups 4 --rollouts 8 --set groups_per_step=4 --set warmup_steps=2 --set learning_rate=2e-4)
+    readings=(--readings 4000); check=(--readings 12); size=(--length 4096 --rows 1 --accumulated 4)
+elif [[ -n ${SMALL:-} ]]; then
     questions=(--count 200) loop=(--iterations 1 --groups 2 --rollouts 2 --max-questions 2 --set drop_zero_variance=false --set groups_per_step=2
-        --set warmup_steps=0)
+        --set warmup_steps=0 --set learning_rate=1e-4)
     readings=(--readings 4); check=(--readings 1); size=(--length 1536 --rows 1 --accumulated 1 --steps 2)
 fi
 "$python" -m memagent_graph policy add english
@@ -29,7 +33,7 @@ fi
 begin=$SECONDS
 trap 'echo $((SECONDS - begin)) >> "loop-$seed.seconds"' EXIT
 "$python" -m memagent_graph rl --data train.jsonl --model english --strategy gated --engine local --lora 16 --reward token_f1 \
-    --measure-every 0 --set learning_rate=1e-4 --set old_logprobs=logged --set skip_certain=0.02 \
+    --measure-every 0 --set old_logprobs=logged --set skip_certain=0.02 \
     "${loop[@]}" --seed "$seed" --resume --out "loop-$seed"
 trap - EXIT
 echo $((SECONDS - begin)) >> "loop-$seed.seconds"
