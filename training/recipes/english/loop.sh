@@ -2,7 +2,7 @@
 # The closed loop from the adapter that ships, and supervision of equal time from the same adapter. A stopped run continues.
 #
 #     training/recipes/english/loop.sh FOLDER SEED               (hours on a GPU)
-#     CORES=1 training/recipes/english/loop.sh FOLDER SEED       (reads of 4 chunks; the loop and supervision take 7 hours each on two cores)
+#     CORES=1 training/recipes/english/loop.sh FOLDER SEED       (reads of 4 chunks, for two cores)
 #     SMALL=1 training/recipes/english/loop.sh FOLDER SEED       (one iteration and two steps: minutes on two cores)
 #
 # The outcome reward is token F1 of the answer, on questions on prose in documents of 4 to 16 chunks. The comparison is
@@ -19,7 +19,8 @@ base="$MEMAGENT_HOME/policies/english-untrained"
 questions=() loop=(--iterations 60 --groups 16 --rollouts 8 --set groups_per_step=8 --set warmup_steps=2 --set learning_rate=1e-4)
 readings=(--readings 36000); check=(--readings 120); size=()
 if [[ -n ${CORES:-} ]]; then
-    loop=(--lengths 2k --iterations 40 --groups 4 --rollouts 8 --set groups_per_step=4 --set warmup_steps=2 --set learning_rate=2e-4)
+    loop=(--lengths 2k --iterations 50 --groups 4 --rollouts 8 --set drop_zero_variance=false --set groups_per_step=4
+        --set warmup_steps=2 --set learning_rate=2e-4)
     readings=(--readings 4000); check=(--readings 12); size=(--length 4096 --rows 1 --accumulated 4)
 elif [[ -n ${SMALL:-} ]]; then
     questions=(--count 200) loop=(--iterations 1 --groups 2 --rollouts 2 --max-questions 2 --set drop_zero_variance=false --set groups_per_step=2
