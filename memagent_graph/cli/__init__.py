@@ -50,7 +50,7 @@ def main() -> None:
     # Threads that spin while they wait make a local policy many times slower if another program is running.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     gc.set_threshold(50_000)  # imported objects stay, so frequent collections would be useless
-    _replace_unprintable_characters()
+    _prepare_standard_streams()
     try:
         app()
     except OSError as error:
@@ -65,12 +65,12 @@ def main() -> None:
         sys.exit(1)
 
 
-def _replace_unprintable_characters() -> None:
-    """Let standard output and error replace characters that the terminal cannot show with question marks."""
-    for name in ("stdout", "stderr"):
+def _prepare_standard_streams() -> None:
+    """Let output and errors replace characters that the terminal cannot show with question marks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # the parent process has closed it
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  open to the end
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  open to the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 

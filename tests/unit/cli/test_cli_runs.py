@@ -191,11 +191,11 @@ def test_unwritable_output_is_an_error_without_a_traceback(log, isolated_home) -
     ascii_environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=ascii_environment)
     assert (result.returncode, "na?ve.txt" in result.stdout, result.stderr) == (0, True, "")
-    result_without_stdout = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", *command, "--json"],
+    result_without_streams = subprocess.run(
+        ["sh", "-c", '"$@" --json >&- && exec "$@" --delete <&-', "sh", *command],
         check=False, stderr=subprocess.PIPE, text=True, timeout=60,
     )  # fmt: skip
-    assert (result_without_stdout.returncode, result_without_stdout.stderr) == (0, "")
+    assert (result_without_streams.returncode, result_without_streams.stderr[:6]) == (2, "Usage:")
 
 
 # Missing logs
