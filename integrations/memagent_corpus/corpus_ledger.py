@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -71,6 +72,8 @@ class CorpusLedger:
                 return DocumentTask(document, tuple(questions), is_begun=False)
             rows = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
         is_changed = bool(rows) and bool(record["version"]) and bool(version) and record["version"] != version
+        if is_changed and {row["question"] for row in rows} - {*map(_hash_question, questions)}:
+            document = replace(document, version=record["version"])  # rows of other questions still are of this version
         answered_digests = (
             set() if is_changed else {row["question"] for row in rows if not (row["failed"] and retry_failed)}
         )
