@@ -24,6 +24,7 @@ from memagent_corpus.source_access import (
     display_url,
     get_scheme,
 )
+from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_inputs import (
     DatasetTable,
     FileTable,
@@ -33,7 +34,7 @@ from memagent_corpus.table_inputs import (
     make_document,
 )
 from memagent_graph.documents.allowed_paths import resolve_below
-from memagent_graph.errors import DocumentError
+from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.plain_text import replace_lone_surrogates
 
 DATASET_PREFIX: Final = "dataset:"
@@ -145,8 +146,9 @@ class FileInputs(CorpusInputs):
     """The files in a folder and its subfolders, those that match a pattern, or one file, on a disk or in a store.
 
     Each file is named by its path below the folder. Hidden files and folders, whose names begin with a dot, are left
-    out unless the pattern names them. A link to a file in the folder is followed; links to other folders in it are not,
-    because their files are listed anyway. A link that leads out of the folder is a document with an error.
+    out unless the pattern names them; folders that `memagent corpus` wrote, unless it is a pattern of tables. A link to
+    a file in the folder is followed; links to other folders in it are not, because their files are listed anyway. A
+    link that leads out of the folder is a document with an error.
     """
 
     location: str
@@ -214,8 +216,15 @@ class FileInputs(CorpusInputs):
                 if file_info["type"] != "directory":
                     if is_match(path):
                         yield file_info
-                elif max_depth is None or depth < max_depth:
+                elif (max_depth is None or depth < max_depth) and (is_table(self.pattern) or not self._is_output(path)):
                     folders.append((path, depth + 1))
+
+    def _is_output(self, folder: str) -> bool:
+        """Return whether a folder is a table that `memagent corpus` writes or wrote."""
+        scheme = get_scheme(self.location)
+        with suppress(CorpusError):  # the manifest is another program's
+            return TableFolder(f"{scheme}://{folder}" if scheme else folder, self.access).manifest() is not None
+        return False
 
 
 @dataclass(frozen=True)

@@ -158,8 +158,8 @@ class TableFolder:
 
     def read_part_rows(self, part: TablePart, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows of one part."""
-        content = self._read_part(part)
-        if content is None:
+        content = self._read_file(part.name)
+        if content is None or hashlib.sha256(content).hexdigest() != part.sha256:
             raise CorpusError(
                 f"the part {part.name} of {self.display_name} is missing or damaged",
                 hint="Restore it from a copy, or run the same command with --retry-failed.",
@@ -326,11 +326,6 @@ class TableFolder:
                 limits = {} if max_bytes is None else {"start": 0, "end": max_bytes}
                 return bytes(self._filesystem.cat_file(f"{self._path}/{name}", **limits))
         return None
-
-    def _read_part(self, part: TablePart) -> bytes | None:
-        """Return a part's content; None if it is missing or differs from what was written."""
-        content = self._read_file(part.name)
-        return content if content is not None and hashlib.sha256(content).hexdigest() == part.sha256 else None
 
     @contextmanager
     def _create_file(self, name: str) -> Iterator[IO[bytes]]:
