@@ -34,6 +34,7 @@ from memagent_corpus.corpus_rows import CorpusRow, make_arrow_schema
 from memagent_corpus.source_access import SourceAccess, convert_store_errors, display_url, get_scheme
 from memagent_corpus.typed_columns import TypedColumn
 from memagent_graph.errors import CorpusError, DocumentError
+from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.settings import iter_differences
 from memagent_graph.storage.parquet_rows import iter_rows, load_pyarrow, open_parquet
 from memagent_graph.storage.private_files import (
@@ -230,7 +231,7 @@ class TableFolder:
                 f"the table in {self.display_name} has other settings: {'; '.join(differences)}",
                 hint="Use the same settings to add to it, or use another folder with --out.",
             )
-        manifest = replace(manifest, input=description, writer=self._writer)
+        manifest = replace(manifest, input=replace_lone_surrogates(description), writer=self._writer)
         self._write_manifest(manifest)
         self._has_taken_over = True
         return manifest

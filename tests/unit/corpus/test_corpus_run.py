@@ -242,7 +242,7 @@ def test_run_stops_without_loss_when_another_machine_takes_over_its_table(corpus
     def take_over(prompt: str) -> None:
         if corpus.calls > 6 and not takeover_prompts:
             takeover_prompts.append(prompt)
-            TableFolder(str(corpus.out)).take_over(settings, "elsewhere")
+            TableFolder(str(corpus.out)).take_over(settings, "a folder \udce9")
 
     corpus.on_prompt = take_over
     with pytest.raises(CorpusError, match="another run is writing to"):
