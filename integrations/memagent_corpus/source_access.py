@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 from memagent_graph.documents import Document
 from memagent_graph.documents.allowed_paths import resolve_below
+from memagent_graph.documents.decoding import find_codec
 from memagent_graph.errors import DocumentError, MissingExtraError, RefusedSourceError, load_extra
 
 WEB_SCHEMES: Final = frozenset({"http", "https"})
@@ -89,12 +90,19 @@ class SourceAccess:
         allow_private: allow http and https URLs that lead to private networks or to this machine.
         max_bytes: maximum size of a document.
         encoding: the charset of text files; detected if it is None.
+
+    Raises:
+        EncodingError: there is no such charset.
     """
 
     root: str = ""
     allow_private: bool = False
     max_bytes: int = 2**30
     encoding: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.encoding is not None:
+            find_codec(self.encoding)
 
     @property
     def absolute(self) -> SourceAccess:

@@ -53,7 +53,13 @@ class InputColumns:
         Raises:
             DocumentError: a column is missing.
         """
-        columns, all_names = self, list_names(names, _MAX_NAMED_COLUMNS) or "none"
+        columns, all_names = self, list_names(names, _MAX_NAMED_COLUMNS)
+        if not names:
+            raise DocumentError(
+                f"{table} has no columns",
+                hint="Begin a CSV file with the columns' names; write one JSON object in each line of a JSONL file. "
+                "--encoding is for charsets other than UTF-8.",
+            )
         if self.text is None and self.path is None:
             text, path = ("text" if "text" in names else None), ("path" if "path" in names else None)
             columns = replace(self, text=text, path=path)
@@ -151,7 +157,7 @@ class FileTable:
         except Exception as error:
             is_from_arrow, is_from_csv = type(error).__module__.startswith("pyarrow"), isinstance(error, csv.Error)
             # Dates of Arrow can be out of Python's range.
-            if is_from_arrow or is_from_csv or isinstance(error, ValueError | OverflowError):
+            if is_from_arrow or is_from_csv or isinstance(error, ValueError | OverflowError | LookupError):
                 raise DocumentError(
                     f"{display_url(self.location)} cannot be read as a table: {error}",
                     hint="A cell that begins with a quote must end with one, and have quotes in it doubled."

@@ -242,13 +242,13 @@ def test_default_name_of_a_row_that_equals_another_id_is_refused(tmp_path: Path)
         require_unique_ids(open_inputs(str(tmp_path / "t.jsonl"), columns=InputColumns(id="id")))
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_table_in_another_charset_is_read_with_the_encoding_option(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"t.{suffix}"
-    path.write_bytes("text\nfünf\n".encode("latin-1") if suffix == "csv" else '{"text": "fünf"}'.encode("latin-1"))
+@pytest.mark.parametrize(("suffix", "text"), [("csv", "text\nfünf\n"), ("jsonl", '{"text": "fünf"}')])
+def test_table_in_another_charset_is_read_with_the_encoding_option(tmp_path: Path, suffix: str, text: str) -> None:
+    (path := tmp_path / f"t.{suffix}").write_text(text, "latin-1")
     assert "fünf" in read_texts(open_inputs(str(path), access=SourceAccess(encoding="latin-1")), tmp_path).values()
-    with pytest.raises(DocumentError, match=r"encoding|neither a column"):
-        list(open_inputs(str(path)).documents())
+    for encoding, message in ((None, "encoding"), ("nope", "there is no charset 'nope'")):
+        with pytest.raises(DocumentError, match=message):
+            list(open_inputs(str(path), access=SourceAccess(encoding=encoding)).documents())
 
 
 def test_several_tables_are_one_corpus(tmp_path: Path) -> None:
