@@ -33,10 +33,6 @@ from memagent_graph.errors import (
     MemAgentError,
     PolicyAuthenticationError,
     PolicyError,
-    PolicyOverloadedError,
-    PolicyRequestError,
-    PolicyResponseError,
-    PolicyUnreachableError,
     RunHeldError,
 )
 from memagent_graph.plain_text import remove_folders
@@ -316,14 +312,5 @@ def _raise_if_fatal(error: Exception) -> None:
         raise error
 
 
-POLICY_ERRORS: Final = frozenset(
-    error_class.__name__
-    for error_class in (
-        PolicyError,
-        PolicyUnreachableError,
-        PolicyRequestError,
-        PolicyOverloadedError,
-        PolicyResponseError,
-    )
-)
+POLICY_ERRORS: Final = frozenset(error.__name__ for error in (PolicyError, *PolicyError.__subclasses__()))
 """Names of the errors of a policy or its server. A retry may succeed."""

@@ -43,6 +43,7 @@ from memagent_graph.errors import (
     PolicyAuthenticationError,
     PolicyOverloadedError,
     PolicyUnreachableError,
+    PromptCutError,
 )
 from memagent_graph.response_format import ResponseFormatSource
 from memagent_graph.storage.private_files import create_private_file, open_atomically
@@ -292,14 +293,13 @@ def test_unreachable_policy_stops_the_run_without_document_errors(corpus: Corpus
 
     def fail_after_ten_calls(prompt: str) -> None:
         if corpus.calls > 10:
-            raise PolicyUnreachableError("no connection", hint="Is it running?")
+            raise PromptCutError("the server cut it", hint="Raise its window.")
 
     corpus.on_prompt = fail_after_ten_calls
     with pytest.raises(PolicyOverloadedError, match="failed for 12 documents in a row"):
         corpus.run()
     corpus.on_prompt = lambda prompt: None
-    assert corpus.run().failed_rows == 0
-    assert len(corpus.answers) == 20
+    assert (corpus.run().failed_rows, len(corpus.answers)) == (0, 20)
 
 
 def test_a_refused_key_stops_the_run_at_once(corpus: CorpusFixture) -> None:
