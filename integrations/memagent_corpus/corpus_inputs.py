@@ -34,6 +34,7 @@ from memagent_corpus.table_inputs import (
     make_document,
 )
 from memagent_graph.documents.allowed_paths import resolve_below
+from memagent_graph.documents.decoding import find_codec
 from memagent_graph.errors import CorpusError, DocumentError
 from memagent_graph.plain_text import replace_lone_surrogates
 
@@ -111,8 +112,10 @@ def open_inputs(
         split: the dataset's split.
 
     Raises:
-        DocumentError: `source` does not exist, or may not be opened.
+        DocumentError: `source` does not exist, or may not be opened; there is no such charset.
     """
+    if access.encoding:
+        find_codec(access.encoding)
     if source.startswith(DATASET_PREFIX):
         dataset = DatasetTable(source.removeprefix(DATASET_PREFIX), subset, split)
         folder = dataset.location if Path(dataset.location).is_dir() else ""

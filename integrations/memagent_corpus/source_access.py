@@ -27,7 +27,6 @@ from urllib.parse import urlsplit
 
 from memagent_graph.documents import Document
 from memagent_graph.documents.allowed_paths import resolve_below
-from memagent_graph.documents.decoding import find_codec
 from memagent_graph.errors import DocumentError, MissingExtraError, RefusedSourceError, load_extra
 
 WEB_SCHEMES: Final = frozenset({"http", "https"})
@@ -90,19 +89,12 @@ class SourceAccess:
         allow_private: allow http and https URLs that lead to private networks or to this machine.
         max_bytes: maximum size of a document.
         encoding: the charset of text files; detected if it is None.
-
-    Raises:
-        EncodingError: there is no such charset.
     """
 
     root: str = ""
     allow_private: bool = False
     max_bytes: int = 2**30
     encoding: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.encoding is not None:
-            find_codec(self.encoding)
 
     @property
     def absolute(self) -> SourceAccess:
@@ -298,9 +290,6 @@ class _SizeLimitedFile(io.RawIOBase):
 
     def __init__(self, file: IO[bytes], name: str, max_bytes: int) -> None:
         self._file, self._name, self._max_bytes, self._bytes_left = file, name, max_bytes, max_bytes
-
-    def readable(self) -> bool:
-        return True
 
     def read(self, size: int = -1) -> bytes:
         with convert_store_errors(self._name):

@@ -53,20 +53,16 @@ class InputColumns:
         Raises:
             DocumentError: a column is missing.
         """
-        columns, all_names = self, list_names(names, _MAX_NAMED_COLUMNS)
-        if not names:
-            raise DocumentError(
-                f"{table} has no columns",
-                hint="Begin a CSV file with the columns' names; write one JSON object in each line of a JSONL file. "
-                "--encoding is for charsets other than UTF-8.",
-            )
+        columns, all_names = self, list_names(names, _MAX_NAMED_COLUMNS) or "none"
         if self.text is None and self.path is None:
             text, path = ("text" if "text" in names else None), ("path" if "path" in names else None)
             columns = replace(self, text=text, path=path)
             if text is None and path is None:
                 raise DocumentError(
                     f"{table} has neither a column 'text' nor 'path'",
-                    hint=f"Choose one with --text-column or --path-column. Its columns are: {all_names}.",
+                    hint=f"Choose one with --text-column or --path-column. Its columns are: {all_names}."
+                    if names
+                    else "Begin CSV with the columns' names; write an object in each line of JSONL; check --encoding.",
                 )
         for name in columns.needed_columns:
             if name not in names:
@@ -114,15 +110,10 @@ class FileTable:
 
     def count_rows(self) -> int | None:
         """Count the rows: from the metadata of Parquet files, by reading other local files; unknown for other URLs."""
-        if get_scheme(self.location) and self._kind != "parquet":
-            return None
+        if self._kind != "parquet":
+            return None if get_scheme(self.location) else sum(1 for _ in self.iter_rows([]))
         with self._open_file() as file:
-            if self._kind == "parquet":
-                return int(self._open_parquet(file).metadata.num_rows)
-            if self._kind == "jsonl":
-                return sum(1 for line in file if not line.isspace())
-            with self._read_csv(file) as reader:
-                return sum(1 for _ in reader)
+            return int(self._open_parquet(file).metadata.num_rows)
 
     @property
     def _kind(self) -> str:
