@@ -317,7 +317,7 @@ class _EvaluationRun:
             if len(self._possible_outages) >= _MAX_CONSECUTIVE_FAILURES:
                 raise error
             return
-        if error is None:
+        if row.has_costs:  # a document that does not fit says nothing about the server
             self._has_answer = True
             deferred_failures, self._possible_outages = self._possible_outages, []
             for failed_row, _ in deferred_failures:

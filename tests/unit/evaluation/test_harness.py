@@ -203,19 +203,19 @@ async def test_unreachable_server_stops_the_evaluation_without_failed_rows(
     run, tmp_path, store, count, answered, error
 ) -> None:
     oracle = OracleSystem(store, get_error=lambda number, run_id: error if number >= answered else None)
+    misfits = [OracleSystem(store, "misfit", outcome=QuestionOutcome.DOES_NOT_FIT)] * bool(answered)  # no sign of life
     with pytest.raises(type(error)):
-        await run(oracle, plan=make_plan(count), concurrency=1, max_questions=None if answered else 3)
+        await run(oracle, *misfits, plan=make_plan(count), concurrency=1, max_questions=None if answered else 3)
     assert len(oracle.run_ids) <= answered + 32, "it does not go on asking"
-    results = load_results(tmp_path / "out")
-    assert ([row.outcome for row in results.rows], results.missing) == (["answered"] * answered, count - answered)
+    rows = load_results(tmp_path / "out").rows
+    assert Counter(row.outcome for row in rows if row.system == "oracle") == Counter(answered=answered)
     end, rows = await run(OracleSystem(store), plan=make_plan(count))
-    assert (end, {row.outcome for row in rows}, len(rows)) == (EvaluationEnd.DONE, {"answered"}, count)
+    assert end is EvaluationEnd.DONE
+    assert Counter(row.outcome for row in rows if row.system == "oracle") == Counter(answered=count)
 
 
 async def test_last_failures_are_retried_if_the_server_still_answers(run, store) -> None:
-    """The last three fail, one of them only temporarily."""
-
-    def get_error(number: int, run_id: str) -> Exception | None:
+    def get_error(number: int, run_id: str) -> Exception | None:  # the last three fail, one only temporarily
         should_fail = run_id.endswith(("-13", "-15")) or (run_id.endswith("-14") and number < 19)
         return PolicyOverloadedError("busy") if should_fail else None
 
