@@ -96,6 +96,7 @@ def make_demo_document(
     questions = []
     for index, fact in enumerate(facts):
         meeting_index = int((index + generator.uniform(0.3, 0.8)) / len(facts) * len(meetings))
+        meeting_index = max(meeting_index, fact["kind"] == "changed")  # an earlier meeting has the first value
         questions.append(minutes.add_fact(fact, meetings, meeting_index, random.Random(f"{seed} {fact['subject']}")))
     text = "\n\n\n".join(meeting.format_minutes() for meeting in meetings) + "\n"
     return DemoDocument(
@@ -305,7 +306,7 @@ class _MinutesWriter:
         }
         self._insert(meetings[meeting_index], fact["title"], " ".join(texts.values()), generator)
         if kind == "changed":
-            earlier_meeting = meetings[meeting_index // 2 if meeting_index > 1 else 0]
+            earlier_meeting = meetings[meeting_index // 2]
             text = self.fill(generator.choice(fact["earlier"]), earlier_meeting.day, slots)
             self._insert(earlier_meeting, fact["title"], text, generator)
         return question, value, texts["statements"], fact["subject"], phrases

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from memagent_evaluation.planted_facts import ADJECTIVES, NOUNS, is_held_out
+from memagent_evaluation.planted_facts import ADJECTIVES, NOUNS, capitalise, is_held_out
 
 _MACHINES: Final = ("clock", "lamp", "pump", "drill", "plough", "loom", "brush", "whistle", "scale", "heater", "kite")
 _NUMBER_RANGES: Final = {"year": (1640, 1999), "count": (12, 990), "metres": (4, 180), "crowns": (15, 9000)}
@@ -142,11 +142,6 @@ def _split_list(text: str) -> tuple[str, ...]:
     """Return the items of a list in the file: phrases between bars, or single words between spaces."""
     items = (" ".join(phrase.split()) for phrase in text.split("|")) if "|" in text else text.split()
     return tuple(filter(None, items))
-
-
-def capitalise(text: str) -> str:
-    """Return a text with a capital first letter."""
-    return text[:1].upper() + text[1:]
 
 
 def make_distinctness_check(facts: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
