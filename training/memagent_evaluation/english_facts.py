@@ -200,11 +200,12 @@ class EnglishFacts:
         """Return a fact that is easily confused with another: of the same relation, or about the same subject."""
         if self.random.random() < 0.6:
             return self.draw_fact(fact.relation)
-        subject_relations = [relation for relation in self.relations if relation.subject == fact.relation.subject]
         unused_relations = [
             relation
-            for relation in subject_relations
-            if relation.name != fact.relation.name and self._is_unused(relation, fact.subject)
+            for relation in self.relations
+            if relation.subject == fact.relation.subject
+            and relation.name != fact.relation.name
+            and self._is_unused(relation, fact.subject)
         ]
         if not unused_relations:
             return self.draw_fact(fact.relation)
@@ -257,13 +258,8 @@ class EnglishFacts:
             for relation in person_relations
             if relation.questions and relation.ask != "who" and not relation.plural
         ]
-        chain = [
-            self.draw_fact(
-                self.random.choice(
-                    [relation for relation in person_relations if relation.of_whom or relation.of_subject]
-                )
-            )
-        ]
+        first_relations = [relation for relation in person_relations if relation.of_whom or relation.of_subject]
+        chain = [self.draw_fact(self.random.choice(first_relations))]
         person, description = self._draw_description(chain[0], chain[0].subject)
         for _ in range(hops - 2):
             chain.append(self.draw_fact(self._choose_relation(linking_relations, chain, person), subject=person))
