@@ -163,9 +163,7 @@ SGD_STEP = {
 def test_pytorch_step_on_exported_rows_equals_the_trainer_step(arguments, world, tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 
-    assert (
-        "no/rows" in memagent(*arguments("--rows", str(tmp_path / "no/rows"), **SGD_STEP), code=ExitCode.USAGE).stderr
-    )
+    assert "cannot be written" in memagent(*arguments("--rows", tmp_path / "no/r", **SGD_STEP), code=2).stderr
     memagent(*arguments("--rows", str(tmp_path / "rows.parquet"), **SGD_STEP))
     assert not (tmp_path / "out").exists()
     memagent(*arguments(**SGD_STEP))
