@@ -101,9 +101,8 @@ async def test_an_unreachable_server_and_a_timeout_have_different_errors() -> No
     with pytest.raises(PolicyUnreachableError, match="no connection to"):
         await ask(unreachable_policy)
     await unreachable_policy.aclose()
-    silent_server = FakeServer(make_script("late"), delay=1.0)
-    silent_server.models = lambda: time.sleep(0.4)
-    with silent_server:
+    with FakeServer(make_script("late"), delay=1.0) as silent_server:
+        silent_server.models = lambda: time.sleep(0.4)
         with pytest.raises(PolicyUnreachableError, match=r"in time \(0\.2 s for a completion\)"):
             await silent_server.ask(read_timeout=0.2, max_retries=0)
         with pytest.raises(PolicyUnreachableError, match=r"in time\. "):
@@ -170,7 +169,8 @@ with FakeServer(lambda body, number: "x", vllm=True) as server:
     assert (process.stdout, process.stderr) == ("answered\nanswered\n", "")
 
 
-async def test_the_error_for_an_address_without_v1_names_the_right_one() -> None:
-    with FakeServer() as server, pytest.raises(PolicyRequestError) as error:
-        await server.ask(base_url=server.base_url.removesuffix("/v1"))
-    assert str(error.value).endswith(f"Most end in /v1: base_url {server.base_url}")
+async def test_the_error_for_an_address_that_does_not_end_in_v1_names_the_right_one() -> None:
+    with FakeServer() as server:
+        for address in (server.base_url.removesuffix("/v1"), f"{server.base_url}/chat/completions"):
+            with pytest.raises(PolicyRequestError, match=f"Most end in /v1: base_url {server.base_url}$"):
+                await server.ask(base_url=address)
