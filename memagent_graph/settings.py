@@ -255,7 +255,7 @@ class SamplingSettings:
         None,
         "Sample from the smallest set of likely tokens with this probability mass.",
         default_text="the profile's, or 1",
-        minimum=0.0,
+        minimum=1e-6,
         maximum=1.0,
     )
     seed: int | None = setting(None, "Seed for the sampling.")
