@@ -118,8 +118,8 @@ def _format_paragraph(paragraph: Element) -> str:
     pieces = [escape(paragraph.text or "")] if get_local_name(paragraph) == "text" else []
     for run in paragraph.iter():
         match get_local_name(run):
-            case "r" | "fld" if find_child(run, "t") is not None:
-                text = escape(find_child(run, "t").text or "")  # type: ignore[union-attr]
+            case "r" | "fld" if "/math}" not in run.tag:  # the runs of a formula are in its line
+                text = escape("".join(node.text or "" for node in iter_children(run, "t")))
                 shift = get_attribute(find_child(run, "rPr"), "baseline", "0")
                 tag = "" if not shift.strip("-0.% ") else "sub" if shift.startswith("-") else "sup"
                 pieces.append(f"<{tag}>{text}</{tag}>" if tag else text)

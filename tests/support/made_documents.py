@@ -458,7 +458,7 @@ def _a(text: str) -> str:
 
 def make_slides(*bodies: str, notes: str = "") -> bytes:
     """Return a presentation."""
-    namespaces = 'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+    namespaces = f'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" {_NAMESPACES}'
     relation = '<Relationship Id="{0}" Type="' + _RELATION + '/{1}" Target="{2}"/>'
     numbers = range(1, len(bodies) + 1)
     parts: dict[str, str | bytes] = {
@@ -499,7 +499,7 @@ def _make_cell(reference: str, text: str) -> str:
 
 def _office_files() -> Iterator[Case]:
     shape = "<p:sp><p:nvSpPr><p:nvPr>{}</p:nvPr></p:nvSpPr><p:txBody>{}</p:txBody></p:sp>".format
-    power = '<a:p><a:r><a:t>10</a:t></a:r><a:r><a:rPr baseline="3e4"/><a:t>6</a:t></a:r></a:p>'
+    power = f'<a:p><a:r><a:t>10</a:t></a:r><a:r><a:rPr baseline="3e4"/><a:t>6</a:t></a:r><m:oMath>{_FRACTION}</m:oMath></a:p>'
     cell = "<a:tc {}><a:txBody>{}</a:txBody></a:tc>".format
     table = f"<a:tbl><a:tr>{cell('', _a('Region'))}{cell('', _a('Units'))}</a:tr><a:tr>{cell('', _a('EU'))}{cell('', _a('12'))}</a:tr></a:tbl>"
     picture = '<p:pic><p:nvPicPr><p:cNvPr id="1" descr="{}"/></p:nvPicPr></p:pic>'
@@ -515,7 +515,7 @@ def _office_files() -> Iterator[Case]:
             shape('<p:ph type="ctrTitle"/>', _a("End")) + shape("", items),
             notes="Spoken fact",
         ),
-        ("## Plan", "10^6", "Spoken fact", "| EU | 12 |", "A map of Ames", "3. three\n  a. in\n4. four"),
+        ("## Plan", "10^6E=(a+b)/2\n", "Spoken fact", "| EU | 12 |", "A map of Ames", "3. three\n  a. in\n4. four"),
         omissions=("1 pictures without a description (slide 2)",),
         headings=("Plan", "End"),
     )
