@@ -9,7 +9,7 @@ import base64
 import datetime
 import io
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import EmailMessage
 from typing import Any
@@ -477,8 +477,8 @@ def make_slides(*bodies: str, notes: str = "") -> bytes:
     return make_zip(parts)
 
 
-def make_workbook(rows: str, *, more: Mapping[str, str] | None = None) -> bytes:
-    """Return a workbook with one sheet."""
+def make_workbook(rows: str, **parts: str) -> bytes:
+    """Return a workbook with one sheet, which has these parts."""
     namespace = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
     content_type = "application/vnd.openxmlformats-officedocument.spreadsheetml."
     return make_zip(
@@ -488,7 +488,8 @@ def make_workbook(rows: str, *, more: Mapping[str, str] | None = None) -> bytes:
             "xl/workbook.xml": f'<workbook {namespace} xmlns:r="{_RELATION}"><sheets><sheet name="Sales" sheetId="1" r:id="r1"/></sheets></workbook>',
             "xl/_rels/workbook.xml.rels": _RELATIONS(f'<Relationship Id="r1" Type="{_RELATION}/worksheet" Target="worksheets/sheet1.xml"/>'),
             "xl/worksheets/sheet1.xml": f"<worksheet {namespace}><sheetData>{rows}</sheetData></worksheet>",
-            **(more or {}),
+            "xl/worksheets/_rels/sheet1.xml.rels": _RELATIONS("".join(map('<Relationship Id="{0}" Type="x/{0}" Target="/{0}"/>'.format, parts))),
+            **parts,
         }
     )  # fmt: skip
 
@@ -508,40 +509,39 @@ def _office_files() -> Iterator[Case]:
     deep = "<p:grpSp>" * 20_000 + "</p:grpSp>" * 20_000
     yield Case("deep.pptx", make_slides(deep), (), error="nested too deeply")
     yield Case(
-        "slides.pptx",
-        make_slides(
+        "slides.pptx", make_slides(
             shape('<p:ph type="title"/>', _a("Plan")) + shape("", power),
             f"<p:graphicFrame>{table}</p:graphicFrame>{picture.format('A map of Ames')}{picture.format('')}",
             shape('<p:ph type="ctrTitle"/>', _a("End")) + shape("", items),
             notes="Spoken fact",
         ),
         ("## Plan", "10^6E=(a+b)/2\n", "Spoken fact", "| EU | 12 |", "A map of Ames", "3. three\n  a. in\n4. four"),
-        omissions=("1 pictures without a description (slide 2)",),
-        headings=("Plan", "End"),
-    )
+        omissions=("1 pictures without a description (slide 2)",), headings=("Plan", "End"),
+    )  # fmt: skip
     row = f'<row r="1">{_make_cell("A1", "Region")}{_make_cell("B1", "Units")}</row>'
     last_row = f'<row r="1048576">{_make_cell("A1048576", "Last")}<c r="XFD1048576"><v>7</v></c></row>'
     yield Case("sparse.xlsx", make_workbook(row + last_row), ("| Last |  | 7 |",))
-    comments = '<comments xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><commentList><comment ref="A1"><text><t>Checked by Ada</t></text></comment></commentList></comments>'
     row += f'<row r="2">{_make_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
-    book, facts = make_workbook(row, more={"xl/comments1.xml": comments}), ("| EU | 7 | =5+5 |", "Checked by Ada")
+    comment = "<c><{0} ref='A1' {1}='1'><text>Checked by Ada</text></{0}></c>".format
+    parts = {"comments": comment("comment", "uid"), "threadedComment": comment("threadedComment", "id"), "drawing": f"<d:d xmlns:d='d' xmlns:a='a' xmlns:c='c'><d:sp>{_a('Boxed')}</d:sp><d:pic/><c:chart/></d:d>"}  # fmt: skip
     omissions = ("1 formulas without a value (sheet Sales)",)
     yield Case("numbered.xlsx", _number_members(make_workbook(row)), ("| EU | 7 | =5+5 |",), omissions=omissions)
-    yield Case("formula.xlsx", book, ("## Sales", *facts), omissions=omissions, headings=("Sales",))
+    yield Case("formula.xlsx", make_workbook(row, **parts), ("## Sales", "| EU | 7 | =5+5 |\n\n\n\nComment at A1: Checked by Ada\n\n\nBoxed"),
+        omissions=(*omissions, "1 pictures without a description (sheet Sales)", "1 charts (sheet Sales)"), headings=("Sales",))  # fmt: skip
     yield Case("excel.xlsx", _make_openpyxl_workbook(), (
-        "| EU | 12.5% | 4 €/kg | 007 | $5 |", "| EU | 2024-05-01 |", "Comment at A2: seen", "| =1+1 |", "hidden fact", "Boxed", "On each page: Draft of R&D,",
-    ), omissions=("1 formulas without a value (sheet Data)", "1 pictures without a description", "1 charts"))  # fmt: skip
+        "| EU | 12.5% | 4 €/kg | 007 | $5 |", "| EU | 2024-05-01 | 123-45-6789 | 1234.5 € | -5 |", "Comment at A2: seen\n\n\n## Other", "| =1+1 |", "hidden fact", "On each page: Draft of R&D,",
+    ), omissions=("1 formulas without a value (sheet Data)",))  # fmt: skip
 
 
 def _make_openpyxl_workbook() -> bytes:
-    """Return a workbook with number formats, merged cells, a comment, a hidden sheet and drawings."""
+    """Return a workbook with number formats, merged cells, a comment and a hidden sheet."""
     book = openpyxl.Workbook()
     sheet = book.active
     sheet.title = "Data"
     sheet.oddHeader.left.text, sheet.oddFooter.center.text = "Draft of R&&D, &D", "&P"
-    for row in (["Region", "a", "b", "c", "d"], ["EU", 0.125, 4, 7, 5], [None, datetime.date(2024, 5, 1)], ["=1+1"]):
+    for row in (["Region", "a", "b", "c", "d"], ["EU", 0.125, 4, 7, 5], [None, datetime.date(2024, 5, 1), 123456789, 1234.5, -5], ["=1+1"]):  # fmt: skip
         sheet.append(row)
-    for cell, number_format in {"B2": "0.0%", "C2": '#,##0 "€/kg"', "D2": "000", "E2": "[$$-409]#,##0"}.items():
+    for cell, number_format in {"B2": "0.0%", "C2": '#,##0 "€/kg"', "D2": "000", "E2": "[$$-409]#,##0", "C3": "000-00-0000", "D3": '#\\ ##0.00\\ "€"', "E3": "+0;-0"}.items():  # fmt: skip
         sheet[cell].number_format = number_format
     sheet.merge_cells("A2:A3")
     sheet["A2"].comment = Comment("seen", "Ada")
@@ -549,8 +549,7 @@ def _make_openpyxl_workbook() -> bytes:
     book["Other"].sheet_state = "hidden"
     file = io.BytesIO()
     book.save(file)
-    drawing = f"<d:wsDr xmlns:d='d' xmlns:a='a' xmlns:c='c'><d:sp>{_a('Boxed')}</d:sp><d:pic/><c:chart/></d:wsDr>"
-    return make_zip({**dict(_read_members(file.getvalue())), "xl/drawings/drawing1.xml": drawing})
+    return file.getvalue()
 
 
 _ODF = " ".join(
