@@ -96,14 +96,17 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
     elif part.is_multipart():
         parts = [subpart for subpart in part.get_payload() if isinstance(subpart, Message)]
         if content_type == "multipart/alternative":
+            # An invitation is no alternative: the bodies seldom have its time and place.
+            parts.sort(key=lambda subpart: subpart.get_content_type() != "text/calendar")
+            invitations = [subpart for subpart in parts[:-1] if subpart.get_content_type() == "text/calendar"]
             plain_part = next((subpart for subpart in parts if subpart.get_content_type() == "text/plain"), None)
             html = "".join(
                 _decode_text(subpart) for subpart in parts[-1].walk() if subpart.get_content_type() == "text/html"
             )
             if plain_part is None or len(render_markdown(html).split()) > 3 * len(_decode_text(plain_part).split()):
-                parts = parts[-1:]
+                parts = parts[-1:] + invitations
             else:
-                parts = [plain_part, *_iter_attachments(parts[-1])]
+                parts = [plain_part, *_iter_attachments(parts[-1]), *invitations]
         for subpart in parts:
             if content_type.startswith("message/"):  # a report, such as of failed delivery: its fields are headers
                 fields = [f"{name}: {' '.join(str(value).split())}" for name, value in subpart.items()]
@@ -111,7 +114,7 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
             yield from _convert_part(source, subpart)
     elif part.get_content_disposition() == "attachment" or not content_type.startswith("text/"):
         yield from _convert_attachment(source, part, content_type)
-    else:
+    elif content_type != "text/css":  # the styles of a saved page
         yield Block(_render_text(part, content_type).strip() + BLOCK_SEPARATOR)
 
 

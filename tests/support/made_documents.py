@@ -443,13 +443,13 @@ def _mail_files() -> Iterator[Case]:
     yield Case("pictured.eml", pictured.as_bytes(), ("See 10^6",), omissions=("1 pictures (map.gif)",))
     stub = _make_mail("View this message in your browser.")
     stub.add_alternative("<p>The fact is umbrella. " + "And more. " * 30, subtype="html")
-    yield Case("stub.eml", stub.as_bytes(), ("umbrella",), ("browser",))
-    innermost = b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx"
-    yield Case("nested.eml", innermost, (), error="nested too deeply")
+    stub.add_alternative("LOCATION:Room 7", subtype="calendar")
+    yield Case("stub.eml", stub.as_bytes(), ("umbrella", "LOCATION:Room 7"), ("browser",))
+    yield Case("nested.eml", b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx", (), error="nested too")
     report = b"From: x\nContent-Type: multipart/report; boundary=b\n\n--b\n\nIt failed.\n--b\nContent-Type: message/delivery-status\n\nReporting-MTA: x\n\nStatus: 5.1.1\n--b--\n"
     yield Case("bounced.eml", report, ("It failed.", "Reporting-MTA: x", "Status: 5.1.1"))
-    related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b--\n"
-    yield Case("saved.mhtml", related, ("saved **page**",))
+    related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b\nContent-Type: text/css\n\np {}\n--b--\n"
+    yield Case("saved.mhtml", related, ("saved **page**",), ("p {}",))
 
 
 def _a(text: str) -> str:
