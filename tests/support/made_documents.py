@@ -363,10 +363,10 @@ def _pdf_files() -> Iterator[Case]:
     yield pdf("attached", [line("Body.")], "Body.", "The attached fact.", objects=attached, root=root)
     split = "BT /F1 12 Tf 14 TL 72 720 Td (Her name is Alex-) Tj T* (androva, she said.) Tj ET"
     yield pdf("hyphen", [split], "Alexandrova", lost=("\ufffe",))
-    moved = "BT /F1 12 Tf 72 720 Td (It has 10) Tj /F1 7 Tf 5 Ts (6) Tj 0 Ts /F1 12 Tf ( kg of CO) Tj /F1 7 Tf -3 Ts (2) Tj ET"
-    yield pdf("power", [moved], "10^6 kg of CO_2")
-    sizes = "BT /F1 20 Tf 72 720 Td (In 19) Tj /F1 9 Tf (87) Tj ET"
-    yield pdf("sizes", [sizes], "In 1987")
+    moved = "BT /F1 12 Tf 72 720 Td (It has 10) Tj /F1 7 Tf 5 Ts (6) Tj 0 Ts /F1 12 Tf ( kg of CO) Tj /F1 7 Tf -3 Ts (2) Tj 0 Ts /F2 12 Tf ( x) Tj /F2 7 Tf 5 Ts (2) Tj ET"
+    letter = "60:<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /ToUnicode 61 0 R >>\n\n61:<< /Length 43 >>\nstream\n1 beginbfchar <78> <D835DC65> endbfchar\nendstream"
+    yield pdf("power", [moved], "10^6 kg of CO_2 𝑥^2", objects=letter, resources="/F2 60 0 R")
+    yield pdf("sizes", ["BT /F1 20 Tf 72 720 Td (In 19) Tj /F1 9 Tf (87) Tj ET"], "In 1987")
     columns = [(72, 700, "One"), (72, 685, "two."), (320, 700, "Three"), (320, 685, "four.")]
     page = " ".join(f"BT /F1 9 Tf {x} {y} Td ({text}) Tj ET" for x, y, text in columns)
     yield pdf("columns", [page], "One\ntwo.\nThree\nfour.")
