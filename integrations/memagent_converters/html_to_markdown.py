@@ -273,11 +273,12 @@ def _parse_formula(node: Any) -> tuple[str, str, list[Any]]:
 def _get_number_before_list(node: Any) -> int:
     """Return the number before the first number of a list."""
     if "reversed" not in node.attributes:
-        return _parse_int(node.attributes.get("start"), 1) - 1
-    return _parse_int(node.attributes.get("start"), sum(child.tag == "li" for child in node.iter())) + 1
+        return parse_int(node.attributes.get("start"), 1) - 1
+    return parse_int(node.attributes.get("start"), sum(child.tag == "li" for child in node.iter())) + 1
 
 
-def _parse_int(text: str | None, default: int) -> int:
+def parse_int(text: str | None, default: int) -> int:
+    """Return a number of up to nine digits; the default for another text."""
     return int(text) if text and re.fullmatch(r"\s*-?\d{1,9}\s*", text) else default
 
 
@@ -293,7 +294,7 @@ def _close_element(  # noqa: PLR0912  one case for each element
             table.rows.append(element.cells)
         case "td" | "th":
             row = next((outer for outer in reversed(open_elements) if outer.tag in {"tr", "table"}), parent)
-            spans = [max(1, _parse_int(element.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
+            spans = [max(1, parse_int(element.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
             if element.attributes.get("rowspan") == "0":
                 spans[1] = 1 << 16
             row.cells.append(_Cell(_join_pieces(element.pieces), min(spans[0], _MAX_COLUMNS), spans[1]))
@@ -369,11 +370,11 @@ def _format_selection(node: Any) -> str:
 
 def _format_item(element: _OpenElement, parent: _OpenElement) -> str:
     """Return a list item with its number, or with the marker that another converter has set."""
-    indent = "  " * min(_parse_int(element.attributes.get("level"), 0), 20)
+    indent = "  " * min(parse_int(element.attributes.get("level"), 0), 20)
     marker = element.attributes.get("marker") or "-"
     if parent.tag == "ol":
         increment = -1 if "reversed" in parent.attributes else 1
-        parent.item_number = _parse_int(element.attributes.get("value"), parent.item_number + increment)
+        parent.item_number = parse_int(element.attributes.get("value"), parent.item_number + increment)
         style = parent.attributes.get("type") or "1"
         marker = f"{format_number(parent.item_number, NUMBER_STYLES.get(style, 'decimal'))}."
     lines = _join_pieces(element.pieces).split("\n")

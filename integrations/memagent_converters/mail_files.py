@@ -152,8 +152,7 @@ def _convert_attachment(source: SourceFile, part: Message[Any, Any], content_typ
         return
     if content_type.startswith("image/") and part.get_content_disposition() != "attachment":
         yield Omission("pictures", name, "Look at them in the message.")
-        return
-    if content_type in {"application/pkcs7-mime", "application/pgp-encrypted"}:
+    elif content_type in {"application/pkcs7-mime", "application/pgp-encrypted"}:
         yield Omission("encrypted parts", name, "Save the message decrypted.")
     elif content_type.startswith("text/") and content_type != "text/rtf":
         yield Block(_render_text(part, content_type) + BLOCK_SEPARATOR, f"file {name}")

@@ -16,8 +16,6 @@ from memagent_converters.slide_files import iter_shapes
 from memagent_converters.xml_archives import XMLArchive, get_attribute, iter_descendants
 from memagent_graph.converters import BLOCK_SEPARATOR, Block, Omission, Parts, SourceFile
 
-_FILE_TYPES: Final = frozenset(("oleObject", "package"))
-"""The types of the relationships of a sheet with files in it."""
 _MAX_EMPTY_ROWS: Final = 2_000_000
 """The number of consecutive empty rows after which no more rows are read."""
 _MERGED_RANGE: Final = re.compile(rb'<(?:\w+:)?mergeCell\s[^>]*ref="([A-Z]+\d+:[A-Z]+\d+)"')
@@ -72,7 +70,7 @@ def convert(source: SourceFile) -> Parts:
 def _iter_related_parts(source: SourceFile, archive: XMLArchive, sheet_member: str, label: str) -> Parts:
     """Yield the comments, text boxes, pictures and embedded files of a sheet."""
     omission_counts: Counter[str] = Counter()
-    related_parts = sorted(archive.read_relationships(sheet_member).values(), key=lambda part: part[0] in _FILE_TYPES)
+    related_parts = archive.read_relationships(sheet_member).values()
     threads = [archive.read_xml(member) for kind, member in related_parts if kind == "threadedComment"]
     thread_ids = {get_attribute(comment, "id") for thread in threads for comment in thread}
     for kind, member in related_parts:
@@ -86,9 +84,10 @@ def _iter_related_parts(source: SourceFile, archive: XMLArchive, sheet_member: s
             root = archive.read_xml(member)
             yield from iter_markdown("".join(iter_shapes(root, omission_counts)), end=BLOCK_SEPARATOR)
             omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
-        elif kind in _FILE_TYPES:
-            yield from source.convert_embedded(member.rpartition("/")[2], archive.read(member))
     yield from list_omissions(omission_counts, label)
+    for kind, member in related_parts:
+        if kind in {"oleObject", "package"}:
+            yield from source.convert_embedded(member.rpartition("/")[2], archive.read(member))
 
 
 def _iter_rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
