@@ -297,7 +297,7 @@ def _refuse_binary(name: str, sample: bytes) -> None:
     if kind is not None:
         raise UnsupportedDocumentError(
             f"{name} is not text: it looks like {kind}",
-            hint="Unpack it; `memagent corpus FOLDER -q QUESTION --out TABLE` reads every file in a folder."
+            hint="Unpack it (`memagent corpus FOLDER -q QUESTION --out TABLE` reads a folder), or save it as PDF."
             if "archive" in kind
             else "Convert it to text, or to a kind of file that has a converter (the extra `files` has PDF, HTML, "
             "Office files, e-mail and others).",
