@@ -184,7 +184,8 @@ class _OpenDocument:
         return make_html_table(rows) + "".join(map(self.format_block, iter_children(table, "shapes")))
 
     def _format_cell(self, cell: Element) -> tuple[str, int, int]:
-        html = "".join(map(self.format_block, cell)) or escape(get_attribute(cell, "value"))
+        values = (value for name, value in cell.items() if name.endswith("value"))  # as in office:date-value
+        html = "".join(map(self.format_block, cell)) or escape(next(values, ""))
         spans = [get_int_attribute(cell, f"number-{axis}-spanned", 1) for axis in ("columns", "rows")]
         return html, spans[0], spans[1]
 

@@ -24,7 +24,7 @@ _HEADER_CODE: Final = re.compile(r'&(?:"[^"]*"|K[0-9A-F]{6}|\d+|.)')
 """Codes in the header or footer of a page: positions, fonts, and fields such as page numbers."""
 _FORMAT_LITERAL: Final = re.compile(r'"([^"]*)"|\[\$([^\]-]*)[^\]]*\]|\\(.)|\[[^\]]*\]|[_*].|[()]')
 _LITERAL_MARK: Final = "\ue000"
-_FORMAT_DIGITS: Final = re.compile(r"General|[#0?](?:.*[#0?])?[.,]*")
+_FORMAT_DIGITS: Final = re.compile(r"[#0?](?:.*[#0?])?[.,]*")
 
 
 def convert(source: SourceFile) -> Parts:
@@ -131,7 +131,7 @@ def _format_cell(value: Any, number_format: str) -> str:
         re.sub(_LITERAL_MARK, lambda _: next(literals), part)
         for part in (pattern[: match.start()], "".join(digits) + filled_places, pattern[match.end() :])
     )
-    is_code = text.isdigit() and not re.search("[,.A-Za-z]", match[0])  # such as a telephone number: 000-0000
+    is_code = text.isdigit() and not re.search("[,.E]", match[0])  # such as a telephone number: 000-0000
     return (before + (digits_in_places if is_code else text) + after).replace("+-", "-")
 
 

@@ -558,11 +558,11 @@ _ODF = " ".join(
 )
 
 
-def make_open_document(kind: str, body: str, styles: str = "") -> bytes:
+def make_open_document(kind: str, body: str, styles: str = "", *, suffix: str = "") -> bytes:
     """Return an OpenDocument file."""
     return make_zip(
         {
-            "mimetype": f"application/vnd.oasis.opendocument.{kind}",
+            "mimetype": f"application/vnd.oasis.opendocument.{kind}{suffix}",
             "content.xml": f"<office:document-content {_ODF}><office:automatic-styles>{styles}</office:automatic-styles><office:body><office:{kind}>{body}</office:{kind}></office:body></office:document-content>",
         }
     )  # fmt: skip
@@ -588,7 +588,7 @@ def _open_files() -> Iterator[Case]:
     outer = f"<table:table>{row(cell('', 'Outer'))}{row(f'<table:table-cell>{inner}</table:table-cell>')}</table:table>"
     shape = "<text:p>End.<draw:rect><svg:desc>A map</svg:desc><text:p>One</text:p><text:p>Two</text:p></draw:rect><text:ruby><text:ruby-base>東</text:ruby-base><text:ruby-text>ひがし</text:ruby-text></text:ruby></text:p>"
     facts = ("Outer\n\n| 1 | 1 |\n| --- | --- |\n| 3 | 3 |\n\nEnd.", "End.\n\n![A map]\n\nOne\n\nTwo\n\n東(ひがし)")
-    yield Case("inside.odt", make_open_document("text", outer + shape), facts)
+    yield Case("inside.odt", make_open_document("text", outer + shape, suffix="-template"), facts)
     power = '<text:p>10<text:span text:style-name="T1">6</text:span></text:p>'
     note = "<text:p>In 1987<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>See Ames.</text:p></text:note-body></text:note></text:p>"
     yield Case(
@@ -609,9 +609,9 @@ def _open_files() -> Iterator[Case]:
         omissions=("1 pictures without a description",),
         headings=("Plan",),
     )  # fmt: skip
-    values = "<table:table table:name='S'><table:table-row><table:table-cell office:value='3'/><table:table-cell><text:p>z</text:p><office:annotation><text:p>seen</text:p></office:annotation></table:table-cell></table:table-row><table:shapes><draw:frame><draw:image/></draw:frame></table:shapes></table:table>"
+    values = "<table:table table:name='S'><table:table-row><table:table-cell office:value-type='date' office:date-value='2024-05-01'/><table:table-cell><text:p>z</text:p><office:annotation><text:p>seen</text:p></office:annotation></table:table-cell></table:table-row><table:shapes><draw:frame><draw:image/></draw:frame></table:shapes></table:table>"
     sheet = make_open_document("spreadsheet", values)
-    yield Case("values.ods", sheet, ("3", "z\n\n[Note: seen]"), omissions=("1 pictures without",))
+    yield Case("values.ods", sheet, ("2024-05-01", "z\n\n[Note: seen]"), omissions=("1 pictures without",))
     empty = '<table:table-row table:number-rows-repeated="1048575"><table:table-cell table:number-columns-repeated="16384"/></table:table-row>'
     spans, covered = ' table:number-rows-spanned="2"', "<table:covered-table-cell/>"
     merged = row(cell(spans, "EU") + f"<table:table-cell{spans}/>") + row(covered * 2)
