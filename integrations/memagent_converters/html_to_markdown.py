@@ -413,7 +413,7 @@ def format_table(rows: list[list[_Cell]]) -> str:
     A cell that spans rows or columns is repeated in each of them, unless it is long.
     """
     cells = [cell for row in rows for cell in row]
-    if any("\n| --- " in cell.text or cell.text.startswith("| ") for cell in cells) or len(rows) < 2:
+    if any("\n| --- " in cell.text for cell in cells) or len(rows) < 2:
         if len(rows) == 1 and len(cells) > 1 and all("\n" not in cell.text for cell in cells):
             return " | ".join(cell.text.replace(_HEADING_START, "") for cell in cells)
         return "\n\n".join(cell.text for cell in cells if cell.text)
@@ -452,7 +452,8 @@ def _iter_text_rows(rows: list[list[_Cell]]) -> Iterator[list[str]]:
 
 def format_rows(rows: list[list[str]]) -> str:
     """Return rows of plain texts as a Markdown table."""
-    return format_table([[_Cell(text) for text in row] for row in rows])
+    # In one line, Markdown in a cell is not taken for a table inside the table.
+    return format_table([[_Cell(" ".join(text.split()) if len(rows) > 1 else text) for text in row] for row in rows])
 
 
 def _join_pieces(pieces: list[Piece]) -> str:
