@@ -37,8 +37,7 @@ _PARSER: Final = BytesParser(policy=_LenientPolicy())
 
 def convert(source: SourceFile) -> Parts:
     """Convert a message."""
-    message_content = source.read()
-    message = _PARSER.parsebytes(message_content)
+    message = _PARSER.parsebytes(source.read())
     if not message.keys():
         raise _make_misnamed_error(source, "an e-mail but has no headers")
     yield from _convert_message(source, message)

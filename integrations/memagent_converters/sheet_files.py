@@ -32,10 +32,11 @@ def convert(source: SourceFile) -> Parts:
     archive = XMLArchive(source)
     value_book = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formula_book = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
-    workbook = archive.find_main_member("xl/workbook.xml")
+    workbook = archive.find_member("xl/workbook.xml")
     relationships = archive.read_relationships(workbook)
     for sheet_entry in iter_descendants(archive.read_required_xml(workbook), "sheet"):
         name = get_attribute(sheet_entry, "name")
+        label = f"sheet {name}"
         _, member = relationships.get(get_attribute(sheet_entry, "id"), ("", ""))
         sheet, sheet_xml = value_book[name], archive.read(member)
         if not hasattr(sheet, "reset_dimensions"):
@@ -54,17 +55,15 @@ def convert(source: SourceFile) -> Parts:
             _fill_merged_cells(rows, range(left, min(right, column_count) + 1), range(top, bottom + 1))
         used_columns = sorted({column for row in rows.values() for column in row})
         table = [[row.get(column, "") for column in used_columns] for _, row in sorted(rows.items())]
-        yield Block(f"## {name}\n\n" + format_rows(table) + BLOCK_SEPARATOR, f"sheet {name}", (name,))
+        yield Block(f"## {name}\n\n" + format_rows(table) + BLOCK_SEPARATOR, label, (name,))
         for heading in dict.fromkeys(_PAGE_HEADING.findall(sheet_xml)):
             pieces = _HEADER_CODE.sub(
                 lambda code: "&" if code[0] == "&&" else " ", html.unescape(heading.decode("utf-8", "replace"))
             ).split()
             yield Block(f"On each page: {' '.join(pieces)}{BLOCK_SEPARATOR}" if pieces else "")
         if missing_values:
-            yield Omission(
-                "formulas without a value", f"sheet {name}", "Open and save the workbook once.", missing_values
-            )
-        yield from _iter_related_parts(source, archive, member, f"sheet {name}")
+            yield Omission("formulas without a value", label, "Open and save the workbook once.", missing_values)
+        yield from _iter_related_parts(source, archive, member, label)
 
 
 def _iter_related_parts(source: SourceFile, archive: XMLArchive, sheet_member: str, label: str) -> Parts:

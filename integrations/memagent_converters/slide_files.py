@@ -35,7 +35,7 @@ _SKIPPED_PLACEHOLDERS: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
 def convert(source: SourceFile) -> Parts:
     """Convert a presentation."""
     archive = XMLArchive(source)
-    presentation = archive.find_main_member("ppt/presentation.xml")
+    presentation = archive.find_member("ppt/presentation.xml")
     relationships = archive.read_relationships(presentation)
     for slide_number, slide_entry in enumerate(iter_descendants(archive.read_required_xml(presentation), "sldId"), 1):
         reference = next((value for key, value in slide_entry.items() if key.endswith("}id")), "")

@@ -82,9 +82,9 @@ class XMLArchive:
             relationships[node.get("Id", "")] = node.get("Type", "").rpartition("/")[2], target
         return relationships
 
-    def find_main_member(self, usual_member: str) -> str:
-        """Return the member with the content of an Office file. Some programs number it, as in word/document2.xml."""
-        targets = (target for kind, target in self.read_relationships("").values() if kind == "officeDocument")
+    def find_member(self, usual_member: str, kind: str = "officeDocument", source: str = "") -> str:
+        """Return the member that an Office file or its member `source` names. Some are numbered, as document2.xml."""
+        targets = (target for target_kind, target in self.read_relationships(source).values() if target_kind == kind)
         return next((target for target in targets if target in self.names), usual_member)
 
     @staticmethod

@@ -8,6 +8,7 @@ lacks characters of the standard, another codec is used here.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import itertools
 import logging
 import re
@@ -117,10 +118,8 @@ def decode_web_text(data: bytes, label: str | None) -> str:
         return data[mark[1] :].decode(mark[0], "replace")
     candidates = [find_web_codec(label) if label else None, _detect_seven_bit_codec(data), "utf-8"]
     for codec in filter(None, candidates):
-        try:
+        with contextlib.suppress(UnicodeDecodeError):
             return data.decode(codec)
-        except UnicodeDecodeError:
-            continue
     return data.decode(candidates[0] or "cp1252", "replace")
 
 
