@@ -451,8 +451,7 @@ def _iter_text_rows(rows: list[list[_Cell]]) -> Iterator[list[str]]:
 
 
 def format_rows(rows: list[list[str]]) -> str:
-    """Return rows of plain texts as a Markdown table."""
-    # In one line, Markdown in a cell is not taken for a table inside the table.
+    """Return rows of plain texts as a Markdown table, even if a text is Markdown with a table of its own."""
     return format_table([[_Cell(" ".join(text.split()) if len(rows) > 1 else text) for text in row] for row in rows])
 
 

@@ -95,8 +95,7 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
     elif part.is_multipart():
         parts = [subpart for subpart in part.get_payload() if isinstance(subpart, Message)]
         if content_type == "multipart/alternative":
-            # An invitation is no alternative: the bodies seldom have its time and place.
-            parts.sort(key=lambda subpart: subpart.get_content_type() != "text/calendar")
+            parts.sort(key=lambda subpart: subpart.get_content_type() != "text/calendar")  # it is no alternative
             invitations = [subpart for subpart in parts[:-1] if subpart.get_content_type() == "text/calendar"]
             plain_part = next((subpart for subpart in parts if subpart.get_content_type() == "text/plain"), None)
             html = "".join(

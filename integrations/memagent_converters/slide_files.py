@@ -86,9 +86,7 @@ def iter_shapes(parent: Element, omission_counts: Counter[str]) -> Iterator[str]
                 text = get_attribute(find_child(element, "nvPicPr", "cNvPr"), "descr").strip()
                 omission_counts[UNDESCRIBED_PICTURES] += not text
                 yield f"<p>![{escape(text)}]</p>" if text else ""
-            case "Fallback":
-                continue
-            case _:
+            case name if name != "Fallback":
                 yield from iter_shapes(element, omission_counts)
 
 
