@@ -312,5 +312,5 @@ def _raise_if_fatal(error: Exception) -> None:
         raise error
 
 
-POLICY_ERRORS: Final = frozenset(error.__name__ for error in (PolicyError, *PolicyError.__subclasses__()))
+POLICY_ERRORS: Final = frozenset(error.__name__ for error in [*PolicyError.__subclasses__(), PolicyError])
 """Names of the errors of a policy or its server. A retry may succeed."""
