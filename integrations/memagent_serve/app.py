@@ -114,7 +114,7 @@ def make_app(
             allow_origins=[*allowed_names.origins],
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # the official client for JavaScript sends several of its own
-            expose_headers=[RUN_ID_HEADER, READ_HEADER],
+            expose_headers=[RUN_ID_HEADER, READ_HEADER, "Retry-After", "X-Should-Retry"],
         )
         middleware.insert(0, cors)
     app = Starlette(
