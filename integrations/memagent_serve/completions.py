@@ -82,6 +82,8 @@ from memagent_serve.uploads import Uploads, clean_file_name
 
 NEW_READ_HEADER: Final = "X-Memagent-New-Read"
 READ_HEADER: Final = "X-Memagent-Read"
+_RETRY_COUNT_HEADER: Final = "X-Stainless-Retry-Count"
+"""Sent by the official clients with a request that they send again after a time-out or a temporary error."""
 _SECONDS_BETWEEN_NOTES: Final = 0.2
 _SEND_TIMEOUT_SECONDS: Final = 60.0
 _FRAME_TOKENS: Final = 128
@@ -136,8 +138,10 @@ class ChatCompletions:
                 return long_request
             try:
                 self.metrics.completions.labels("read_and_passed" if long_request.continuation else "read").inc()
+                is_new = request.headers.get(NEW_READ_HEADER) in {"1", "true"}
+                is_retry = request.headers.get(_RETRY_COUNT_HEADER, "0") != "0"  # joins the read that it started
                 read, start_kind = await self.manager.start(
-                    long_request.read_request, read_again=request.headers.get(NEW_READ_HEADER) in {"1", "true"}
+                    long_request.read_request, read_again=is_new and not is_retry
                 )
             except BaseException:
                 await long_request.reservation.aclose()

@@ -85,12 +85,12 @@ def test_equal_request_joins_the_running_read_of_its_client(slow_upstream: FakeS
 
 
 def test_new_read_header_starts_a_read_that_later_requests_get(upstream: FakeServer, tmp_path: Path) -> None:
+    new_read = {"X-Memagent-New-Read": "1"}
+    headers = ({}, new_read, {**new_read, "X-Stainless-Retry-Count": "1"}, {})
     with serve(upstream.base_url, tmp_path) as server:
-        first_reply = post(server.api, make_request())
-        new_reply = post(server.api, make_request(), **{"X-Memagent-New-Read": "1"})
-        later_reply = post(server.api, make_request())
-    ids = [reply.headers["X-Memagent-Run-Id"] for reply in (first_reply, new_reply, later_reply)]
-    assert ids[0] != ids[1] == ids[2]
+        replies = [post(server.api, make_request(), **values) for values in headers]
+    ids = [reply.headers["X-Memagent-Run-Id"] for reply in replies]
+    assert ids[0] != ids[1] == ids[2] == ids[3]
     assert set(count_sections(upstream).values()) == {2}
 
 
