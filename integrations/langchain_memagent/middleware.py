@@ -153,9 +153,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
         """Run the tool, and read its result if that is too long."""
         result = handler(request)
-        if not self._needs_reading(request, result):
-            return result
-        return run_in_graph(self._read_results(request, result))
+        return run_in_graph(self._read_results(request, result)) if self._needs_reading(request, result) else result
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]

@@ -22,6 +22,7 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
+from memagent_graph.reading.run_history import await_result
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shorten_text
@@ -82,8 +83,6 @@ from memagent_serve.uploads import Uploads, clean_file_name
 
 NEW_READ_HEADER: Final = "X-Memagent-New-Read"
 READ_HEADER: Final = "X-Memagent-Read"
-_RETRY_COUNT_HEADER: Final = "X-Stainless-Retry-Count"
-"""Sent by the official clients with a request that they send again after a time-out or a temporary error."""
 _SECONDS_BETWEEN_NOTES: Final = 0.2
 _SEND_TIMEOUT_SECONDS: Final = 60.0
 _FRAME_TOKENS: Final = 128
@@ -139,7 +138,7 @@ class ChatCompletions:
             try:
                 self.metrics.completions.labels("read_and_passed" if long_request.continuation else "read").inc()
                 is_new = request.headers.get(NEW_READ_HEADER) in {"1", "true"}
-                is_retry = request.headers.get(_RETRY_COUNT_HEADER, "0") != "0"  # joins the read that it started
+                is_retry = request.headers.get("X-Stainless-Retry-Count", "0") != "0"  # of an official client
                 read, start_kind = await self.manager.start(
                     long_request.read_request, read_again=is_new and not is_retry
                 )
@@ -268,13 +267,10 @@ class ChatCompletions:
     # Replies
 
     async def _respond(self, long_request: LongRequest, read: ServedRead) -> Response:
-        async with aclosing(self.manager.follow(read)) as changes:
-            async for change in changes:
-                if isinstance(change, ReadResult):
-                    if (continuation := long_request.continuation) is not None:
-                        return await self._continue(long_request, continuation, change)
-                    return await self._answer(long_request, change)
-        raise AssertionError("a read that is followed ends with its result")
+        result = await await_result(self.manager.follow(read))
+        if (continuation := long_request.continuation) is not None:
+            return await self._continue(long_request, continuation, result)
+        return await self._answer(long_request, result)
 
     async def _answer(self, long_request: LongRequest, result: ReadResult) -> Response:
         text = format_answer(result, long_request.options.stop_texts)
