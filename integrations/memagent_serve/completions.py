@@ -240,11 +240,10 @@ class ChatCompletions:
         options = chat.options
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
         lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not needs_continuation
-        source_names = tuple(source.name for source in sources)
         reference = sources[0].reference if len(sources) == 1 else None
         return LongRequest(
             options=options,
-            source_names=source_names,
+            source_names=tuple(source.name for source in sources),
             read_request=ReadRequest(
                 owner=owner,
                 document=reference or await self.uploads.add_text(owner, join_sources(sources), replaces_held=True),
