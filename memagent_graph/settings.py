@@ -136,11 +136,10 @@ class PolicySettings:
         'Arguments for the chat template, as a JSON object, such as {"enable_thinking": false}.',
         default_text="none",
     )
-    header: Any = setting(
+    header: list[str] | None = setting(
         None,
         'Header to send with every request, as "Name: value". Repeat it for several headers.',
         default_text="none",
-        text_type=list[str] | None,
         secret=True,
         logged=False,
     )
@@ -256,7 +255,7 @@ class SamplingSettings:
         None,
         "Sample from the smallest set of likely tokens with this probability mass.",
         default_text="the profile's, or 1",
-        minimum=0.0,
+        minimum=1e-6,
         maximum=1.0,
     )
     seed: int | None = setting(None, "Seed for the sampling.")
@@ -527,7 +526,8 @@ def parse_text(text: str, text_type: Any) -> Any:
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415  slow to import, rarely needed
 
+    is_list = isinstance(text, str) and text_type == list[str] | None
     try:
-        return TypeAdapter(text_type).validate_python(text.splitlines() if text_type == list[str] | None else text)
+        return TypeAdapter(text_type).validate_python(text.splitlines() if is_list else text)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"]) from error

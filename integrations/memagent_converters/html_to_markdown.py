@@ -273,11 +273,12 @@ def _parse_formula(node: Any) -> tuple[str, str, list[Any]]:
 def _get_number_before_list(node: Any) -> int:
     """Return the number before the first number of a list."""
     if "reversed" not in node.attributes:
-        return _parse_int(node.attributes.get("start"), 1) - 1
-    return _parse_int(node.attributes.get("start"), sum(child.tag == "li" for child in node.iter())) + 1
+        return parse_int(node.attributes.get("start"), 1) - 1
+    return parse_int(node.attributes.get("start"), sum(child.tag == "li" for child in node.iter())) + 1
 
 
-def _parse_int(text: str | None, default: int) -> int:
+def parse_int(text: str | None, default: int) -> int:
+    """Return a number of up to nine digits; the default for another text."""
     return int(text) if text and re.fullmatch(r"\s*-?\d{1,9}\s*", text) else default
 
 
@@ -293,7 +294,7 @@ def _close_element(  # noqa: PLR0912  one case for each element
             table.rows.append(element.cells)
         case "td" | "th":
             row = next((outer for outer in reversed(open_elements) if outer.tag in {"tr", "table"}), parent)
-            spans = [max(1, _parse_int(element.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
+            spans = [max(1, parse_int(element.attributes.get(name), 1)) for name in ("colspan", "rowspan")]
             if element.attributes.get("rowspan") == "0":
                 spans[1] = 1 << 16
             row.cells.append(_Cell(_join_pieces(element.pieces), min(spans[0], _MAX_COLUMNS), spans[1]))
@@ -369,11 +370,11 @@ def _format_selection(node: Any) -> str:
 
 def _format_item(element: _OpenElement, parent: _OpenElement) -> str:
     """Return a list item with its number, or with the marker that another converter has set."""
-    indent = "  " * min(_parse_int(element.attributes.get("level"), 0), 20)
+    indent = "  " * min(parse_int(element.attributes.get("level"), 0), 20)
     marker = element.attributes.get("marker") or "-"
     if parent.tag == "ol":
         increment = -1 if "reversed" in parent.attributes else 1
-        parent.item_number = _parse_int(element.attributes.get("value"), parent.item_number + increment)
+        parent.item_number = parse_int(element.attributes.get("value"), parent.item_number + increment)
         style = parent.attributes.get("type") or "1"
         marker = f"{format_number(parent.item_number, NUMBER_STYLES.get(style, 'decimal'))}."
     lines = _join_pieces(element.pieces).split("\n")
@@ -412,7 +413,7 @@ def format_table(rows: list[list[_Cell]]) -> str:
     A cell that spans rows or columns is repeated in each of them, unless it is long.
     """
     cells = [cell for row in rows for cell in row]
-    if any("\n| --- " in cell.text or cell.text.startswith("| ") for cell in cells) or len(rows) < 2:
+    if any("\n| --- " in cell.text for cell in cells) or len(rows) < 2:
         if len(rows) == 1 and len(cells) > 1 and all("\n" not in cell.text for cell in cells):
             return " | ".join(cell.text.replace(_HEADING_START, "") for cell in cells)
         return "\n\n".join(cell.text for cell in cells if cell.text)
@@ -450,8 +451,8 @@ def _iter_text_rows(rows: list[list[_Cell]]) -> Iterator[list[str]]:
 
 
 def format_rows(rows: list[list[str]]) -> str:
-    """Return rows of plain texts as a Markdown table."""
-    return format_table([[_Cell(text) for text in row] for row in rows])
+    """Return rows of plain texts as a Markdown table, even if a text is Markdown with a table of its own."""
+    return format_table([[_Cell(" ".join(text.split()) if len(rows) > 1 else text) for text in row] for row in rows])
 
 
 def _join_pieces(pieces: list[Piece]) -> str:

@@ -37,8 +37,7 @@ _PARSER: Final = BytesParser(policy=_LenientPolicy())
 
 def convert(source: SourceFile) -> Parts:
     """Convert a message."""
-    message_content = source.read()
-    message = _PARSER.parsebytes(message_content)
+    message = _PARSER.parsebytes(source.read())
     if not message.keys():
         raise _make_misnamed_error(source, "an e-mail but has no headers")
     yield from _convert_message(source, message)
@@ -96,14 +95,16 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
     elif part.is_multipart():
         parts = [subpart for subpart in part.get_payload() if isinstance(subpart, Message)]
         if content_type == "multipart/alternative":
+            parts.sort(key=lambda subpart: subpart.get_content_type() != "text/calendar")  # it is no alternative
+            invitations = [subpart for subpart in parts[:-1] if subpart.get_content_type() == "text/calendar"]
             plain_part = next((subpart for subpart in parts if subpart.get_content_type() == "text/plain"), None)
             html = "".join(
                 _decode_text(subpart) for subpart in parts[-1].walk() if subpart.get_content_type() == "text/html"
             )
             if plain_part is None or len(render_markdown(html).split()) > 3 * len(_decode_text(plain_part).split()):
-                parts = parts[-1:]
+                parts = parts[-1:] + invitations
             else:
-                parts = [plain_part, *_iter_attachments(parts[-1])]
+                parts = [plain_part, *_iter_attachments(parts[-1]), *invitations]
         for subpart in parts:
             if content_type.startswith("message/"):  # a report, such as of failed delivery: its fields are headers
                 fields = [f"{name}: {' '.join(str(value).split())}" for name, value in subpart.items()]
@@ -111,7 +112,7 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
             yield from _convert_part(source, subpart)
     elif part.get_content_disposition() == "attachment" or not content_type.startswith("text/"):
         yield from _convert_attachment(source, part, content_type)
-    else:
+    elif content_type != "text/css":  # the styles of a saved page
         yield Block(_render_text(part, content_type).strip() + BLOCK_SEPARATOR)
 
 
@@ -149,8 +150,7 @@ def _convert_attachment(source: SourceFile, part: Message[Any, Any], content_typ
         return
     if content_type.startswith("image/") and part.get_content_disposition() != "attachment":
         yield Omission("pictures", name, "Look at them in the message.")
-        return
-    if content_type in {"application/pkcs7-mime", "application/pgp-encrypted"}:
+    elif content_type in {"application/pkcs7-mime", "application/pgp-encrypted"}:
         yield Omission("encrypted parts", name, "Save the message decrypted.")
     elif content_type.startswith("text/") and content_type != "text/rtf":
         yield Block(_render_text(part, content_type) + BLOCK_SEPARATOR, f"file {name}")

@@ -54,16 +54,11 @@ def convert(source: SourceFile) -> Parts:
     if next(iter_descendants(manifest, "encryption-data"), None) is not None:
         raise ConversionError(f"{source.name} is protected by a password", "Save it without one.", kind="unsupported")
     document = _OpenDocument(archive)
-    headers_and_footers = document.format_headers_and_footers()
+    header, footer = document.format_headers_and_footers()
     for content in iter_children(find_child(document.root, "body")):
         pages = [*iter_children(content, "page", "table")]
         if not pages or get_local_name(content) == "text":
-            html = (
-                headers_and_footers["header"]
-                + "".join(map(document.format_block, content))
-                + headers_and_footers["footer"]
-            )
-            yield from iter_markdown(html)
+            yield from iter_markdown(header + "".join(map(document.format_block, content)) + footer)
             continue
         for page_number, page in enumerate(pages, 1):
             is_sheet = get_local_name(page) == "table"
@@ -97,12 +92,12 @@ class _OpenDocument:
         self._item_numbers: dict[str, dict[int, int]] = {}
         """The last number at each level, by list style."""
 
-    def format_headers_and_footers(self) -> dict[str, str]:
+    def format_headers_and_footers(self) -> list[str]:
         """Return the headers and the footers of all pages as HTML, each text once."""
         texts: dict[str, dict[str, None]] = {"header": {}, "footer": {}}
         for node in iter_descendants(self._styles_root, "header", "footer"):
             texts[get_local_name(node)]["".join(map(self.format_block, node))] = None
-        return {kind: "".join(unique_texts) for kind, unique_texts in texts.items()}
+        return ["".join(unique_texts) for unique_texts in texts.values()]
 
     def format_block(self, element: Element) -> str:  # noqa: PLR0911  one case for each element
         """Return a block element as HTML."""
@@ -189,7 +184,8 @@ class _OpenDocument:
         return make_html_table(rows) + "".join(map(self.format_block, iter_children(table, "shapes")))
 
     def _format_cell(self, cell: Element) -> tuple[str, int, int]:
-        html = "".join(map(self.format_block, cell)) or escape(get_attribute(cell, "value"))
+        values = (value for name, value in cell.items() if name.endswith("value"))  # as in office:date-value
+        html = "".join(map(self.format_block, cell)) or escape(next(values, ""))
         spans = [get_int_attribute(cell, f"number-{axis}-spanned", 1) for axis in ("columns", "rows")]
         return html, spans[0], spans[1]
 

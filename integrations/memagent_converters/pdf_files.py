@@ -28,7 +28,7 @@ _OCR_REMEDY: Final = (
     "Run optical character recognition on the file first, for example with ocrmypdf, or give a converter."
 )
 _LINE_END_HYPHEN: Final = re.compile(r"(\w+)[\ufffe\xad](?:\r?\n)?(\w+)")
-_NUMBER_AFTER_TEXT: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’]) ?(?P<digits>[-+−–]?\d+)(?P<end>(?:\r\n(?=.))?)")
+_NUMBER_AFTER_TEXT: Final = re.compile(r"(?<=[\w)\]}.,;:!?”’\uDC00-\uDFFF]) ?(?P<digits>[-+−–]?\d+)(?P<end>\r\n(?=.)|)")
 _MAX_SCRIPT_HEIGHT: Final = 0.85
 """Maximum height of a script, as a fraction of the height of the character before it."""
 _MIN_SHIFT: Final = 0.1
@@ -138,8 +138,7 @@ def _convert_page(document: Any, page: Any, label: str) -> tuple[str, list[Omiss
 
 def _sort_columns(textpage: Any, text: str) -> str:
     """Return a page's text column by column, with marks for superscripts and subscripts."""
-    if max(text, default="") > "\uffff":  # pdfium counts UTF-16 units
-        return text
+    text = "".join(map(chr, memoryview(text.encode("utf-16", "surrogatepass")).cast("H")[1:]))  # pdfium's own units
     rectangle = pdfium_api.FS_RECTF()
 
     def get_box(index: int) -> tuple[float, float, float]:
@@ -150,7 +149,8 @@ def _sort_columns(textpage: Any, text: str) -> str:
 
     has_no_gaps = pdfium_api.FPDFText_CountRects(textpage, 0, -1) < text.count("\n") + _MIN_COLUMN_LINES
     ranges = [(0, len(text))] if has_no_gaps else _split_columns(text, get_box)
-    return "\r\n".join(_mark_scripts(textpage, text[start:end], start) for start, end in ranges)
+    sorted_text = "\r\n".join(_mark_scripts(textpage, text[start:end], start) for start, end in ranges)
+    return sorted_text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _split_columns(text: str, get_box: _GetBox) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Converts rich text (.rtf) with striprtf, which drops superscripts, notes and headers; so they become text first."""
+"""Converts rich text (.rtf) with striprtf. It drops scripts, notes, headers and text boxes, so these become text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SUPERSCRIPT_AND_SUBSCRIPT_COMMANDS: Final = re.compile(
 )
 _DELETED_COMMAND: Final = re.compile(r"\\deleted(?![a-z0-9])")
 _GROUP_TOKENS: Final = re.compile(
-    r"(?:\\\*)?\\(footnote|annotation|(?:head|foot)er[lrf]?)(?![a-z]) ?|\\.|[{}]", re.DOTALL
+    r"(?:\\\*)?\\(footnote|annotation|(?:head|foot)er[lrf]?|shp(?:inst|grp|txt)?)(?![a-z]) ?|\\.|[{}]", re.DOTALL
 )
 _OMITTED_CONTENT: Final = {
     "embedded objects": re.compile(r"\\objdata\b"),
-    UNDESCRIBED_PICTURES: re.compile(r"\\pict\b"),
+    UNDESCRIBED_PICTURES: re.compile(r"(?<!\\nonshppict\{)\\pict\b"),
 }
 
 
@@ -38,7 +38,7 @@ def convert(source: SourceFile) -> Parts:
 
 
 def _inline_notes(rtf: str) -> str:
-    """Return a document with its notes, headers and footers as groups of the text, which striprtf keeps."""
+    """Return a document with its notes, headers, footers and text boxes as groups of the text, which striprtf keeps."""
     closing_marks: list[str] = []
     """The text to write at the end of each open group."""
 
@@ -48,10 +48,9 @@ def _inline_notes(rtf: str) -> str:
         elif match[0] == "}" and closing_marks:
             return closing_marks.pop() + "}"
         elif match[1] and closing_marks:
-            opening_mark, closing_marks[-1] = (
-                ("[Note: ", "]") if match[1] in {"footnote", "annotation"} else ("", r"\par ")
-            )
-            return opening_mark
+            is_note = match[1] in {"footnote", "annotation"}
+            closing_marks[-1] = "]" if is_note else r"\par "
+            return "[Note: " if is_note else r"\par " if match[1] == "shptxt" else ""
         return match[0]
 
     return _GROUP_TOKENS.sub(replace_token, rtf)

@@ -24,7 +24,7 @@ _HEADER_CODE: Final = re.compile(r'&(?:"[^"]*"|K[0-9A-F]{6}|\d+|.)')
 """Codes in the header or footer of a page: positions, fonts, and fields such as page numbers."""
 _FORMAT_LITERAL: Final = re.compile(r'"([^"]*)"|\[\$([^\]-]*)[^\]]*\]|\\(.)|\[[^\]]*\]|[_*].|[()]')
 _LITERAL_MARK: Final = "\ue000"
-_FORMAT_DIGITS: Final = re.compile(r"[#0?][#0?.,]*(?:E[+-]0+)?")
+_FORMAT_DIGITS: Final = re.compile(r"[#0?](?:.*[#0?])?[.,]*")
 
 
 def convert(source: SourceFile) -> Parts:
@@ -32,10 +32,11 @@ def convert(source: SourceFile) -> Parts:
     archive = XMLArchive(source)
     value_book = openpyxl.load_workbook(source.file, read_only=True, data_only=True, keep_links=False)
     formula_book = openpyxl.load_workbook(source.file, read_only=True, keep_links=False)
-    workbook = archive.find_main_member("xl/workbook.xml")
+    workbook = archive.find_member("xl/workbook.xml")
     relationships = archive.read_relationships(workbook)
     for sheet_entry in iter_descendants(archive.read_required_xml(workbook), "sheet"):
         name = get_attribute(sheet_entry, "name")
+        label = f"sheet {name}"
         _, member = relationships.get(get_attribute(sheet_entry, "id"), ("", ""))
         sheet, sheet_xml = value_book[name], archive.read(member)
         if not hasattr(sheet, "reset_dimensions"):
@@ -54,35 +55,38 @@ def convert(source: SourceFile) -> Parts:
             _fill_merged_cells(rows, range(left, min(right, column_count) + 1), range(top, bottom + 1))
         used_columns = sorted({column for row in rows.values() for column in row})
         table = [[row.get(column, "") for column in used_columns] for _, row in sorted(rows.items())]
-        yield Block(f"## {name}\n\n" + format_rows(table) + BLOCK_SEPARATOR, f"sheet {name}", (name,))
+        yield Block(f"## {name}\n\n" + format_rows(table) + BLOCK_SEPARATOR, label, (name,))
         for heading in dict.fromkeys(_PAGE_HEADING.findall(sheet_xml)):
             pieces = _HEADER_CODE.sub(
                 lambda code: "&" if code[0] == "&&" else " ", html.unescape(heading.decode("utf-8", "replace"))
             ).split()
             yield Block(f"On each page: {' '.join(pieces)}{BLOCK_SEPARATOR}" if pieces else "")
         if missing_values:
-            yield Omission(
-                "formulas without a value", f"sheet {name}", "Open and save the workbook once.", missing_values
-            )
-    yield from _iter_drawings_and_comments(source, archive)
+            yield Omission("formulas without a value", label, "Open and save the workbook once.", missing_values)
+        yield from _iter_related_parts(source, archive, member, label)
 
 
-def _iter_drawings_and_comments(source: SourceFile, archive: XMLArchive) -> Parts:
-    """Yield the comments, text boxes, pictures and embedded files of the sheets."""
+def _iter_related_parts(source: SourceFile, archive: XMLArchive, sheet_member: str, label: str) -> Parts:
+    """Yield the comments, text boxes, pictures and embedded files of a sheet."""
     omission_counts: Counter[str] = Counter()
-    for member in sorted(archive.names):
-        if member.startswith(("xl/comments", "xl/threadedComments")):
+    related_parts = archive.read_relationships(sheet_member).values()
+    threads = [archive.read_xml(member) for kind, member in related_parts if kind == "threadedComment"]
+    thread_ids = {get_attribute(comment, "id") for thread in threads for comment in thread}
+    for kind, member in related_parts:
+        if kind in {"comments", "threadedComment"}:
             for comment in iter_descendants(archive.read_xml(member), "comment", "threadedComment"):
-                if text := "".join(comment.itertext()).strip():
+                text = "".join(comment.itertext()).strip()
+                if text and get_attribute(comment, "uid") not in thread_ids:  # the same comment for older programs
                     yield Block(f"Comment at {get_attribute(comment, 'ref')}: {text}\n")
             yield Block(BLOCK_SEPARATOR)
-        elif member.startswith("xl/drawings/drawing"):
+        elif kind == "drawing":
             root = archive.read_xml(member)
             yield from iter_markdown("".join(iter_shapes(root, omission_counts)), end=BLOCK_SEPARATOR)
             omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
-        elif member.startswith("xl/embeddings/"):
+    yield from list_omissions(omission_counts, label)
+    for kind, member in related_parts:
+        if kind in {"oleObject", "package"}:
             yield from source.convert_embedded(member.rpartition("/")[2], archive.read(member))
-    yield from list_omissions(omission_counts)
 
 
 def _iter_rows(sheet: Any) -> Iterator[tuple[int, dict[int, str]]]:
@@ -119,9 +123,15 @@ def _format_cell(value: Any, number_format: str) -> str:
     if match is None or "/" in pattern or match[0].endswith(","):  # general, a fraction, or shown in thousands
         return _format_number(value)
     text = _format_number(value * 100 if "%" in pattern else value)
-    digits = text.zfill(len(match[0])) if set(match[0]) == {"0"} else text
-    marked_text = pattern[: match.start()] + digits + pattern[match.end() :]
-    return re.sub(_LITERAL_MARK, lambda _: next(literals), marked_text)
+    digits, filled_places = [*text], ""
+    for place in reversed(match[0]):
+        filled_places = (place if place not in "#0?" else digits.pop() if digits else place.strip("#?")) + filled_places
+    before, digits_in_places, after = (
+        re.sub(_LITERAL_MARK, lambda _: next(literals), part)
+        for part in (pattern[: match.start()], "".join(digits) + filled_places, pattern[match.end() :])
+    )
+    is_code = text.isdigit() and not re.search("[,.E]", match[0])  # such as a telephone number: 000-0000
+    return (before + (digits_in_places if is_code else text) + after).replace("+-", "-")
 
 
 def _format_number(value: float) -> str:

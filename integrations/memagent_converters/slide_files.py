@@ -35,7 +35,7 @@ _SKIPPED_PLACEHOLDERS: Final = frozenset(("sldNum", "dt", "hdr", "sldImg"))
 def convert(source: SourceFile) -> Parts:
     """Convert a presentation."""
     archive = XMLArchive(source)
-    presentation = archive.find_main_member("ppt/presentation.xml")
+    presentation = archive.find_member("ppt/presentation.xml")
     relationships = archive.read_relationships(presentation)
     for slide_number, slide_entry in enumerate(iter_descendants(archive.read_required_xml(presentation), "sldId"), 1):
         reference = next((value for key, value in slide_entry.items() if key.endswith("}id")), "")
@@ -86,9 +86,7 @@ def iter_shapes(parent: Element, omission_counts: Counter[str]) -> Iterator[str]
                 text = get_attribute(find_child(element, "nvPicPr", "cNvPr"), "descr").strip()
                 omission_counts[UNDESCRIBED_PICTURES] += not text
                 yield f"<p>![{escape(text)}]</p>" if text else ""
-            case "Fallback":
-                continue
-            case _:
+            case name if name != "Fallback":
                 yield from iter_shapes(element, omission_counts)
 
 
@@ -118,8 +116,8 @@ def _format_paragraph(paragraph: Element) -> str:
     pieces = [escape(paragraph.text or "")] if get_local_name(paragraph) == "text" else []
     for run in paragraph.iter():
         match get_local_name(run):
-            case "r" | "fld" if find_child(run, "t") is not None:
-                text = escape(find_child(run, "t").text or "")  # type: ignore[union-attr]
+            case "r" | "fld" if "/math}" not in run.tag:  # the runs of a formula are in its line
+                text = escape("".join(node.text or "" for node in iter_children(run, "t")))
                 shift = get_attribute(find_child(run, "rPr"), "baseline", "0")
                 tag = "" if not shift.strip("-0.% ") else "sub" if shift.startswith("-") else "sup"
                 pieces.append(f"<{tag}>{text}</{tag}>" if tag else text)

@@ -73,10 +73,11 @@ class _WordDocument:
         self.omission_counts: Counter[str] = Counter()
         self._relationships: dict[str, tuple[str, str]] = {}
         """The relationships of the current part: the text, a header, a footer or the notes of a kind."""
-        self._document = archive.find_main_member("word/document.xml")
+        self._document = archive.find_member("word/document.xml")
         self._document_relationships = archive.read_relationships(self._document)
-        self._styles = _Styles(archive.read_xml(self._find_member("styles")))
-        self._list_numbers = _ListNumbers(archive.read_xml(self._find_member("numbering")), self._styles)
+        self._styles = _Styles(archive.read_xml(archive.find_member("word/styles.xml", "styles", self._document)))
+        numbering = archive.read_xml(archive.find_member("word/numbering.xml", "numbering", self._document))
+        self._list_numbers = _ListNumbers(numbering, self._styles)
         self._text_boxes: list[str] = []
         """The text boxes of the current paragraph, as HTML."""
 
@@ -87,15 +88,10 @@ class _WordDocument:
         self._relationships = self._document_relationships
         text = "".join(self._iter_blocks(find_child(root, "body")))
         notes = "".join(
-            self._format_notes(self._find_member(name), prefix)
+            self._format_notes(self.archive.find_member(f"word/{name}.xml", name, self._document), prefix)
             for name, prefix in (("footnotes", ""), ("endnotes", "e"), ("comments", "c"))
         )
         return f"{header}{text}{notes}{footer}"
-
-    def _find_member(self, kind: str) -> str:
-        """Return the member with the styles, the numbering or the notes of the document."""
-        targets = (target for target_kind, target in self._document_relationships.values() if target_kind == kind)
-        return next((target for target in targets if target in self.archive.names), f"word/{kind}.xml")
 
     def _format_headers(self, kind: str) -> str:
         """Return the headers or footers, each text once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -13,6 +12,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from memagent_converters.equations import FormulaElement, linearize
+from memagent_converters.html_to_markdown import parse_int
 from memagent_graph.converters import ConversionError, SourceFile
 
 _MAX_MEMBER_BYTES: Final = 1 << 30
@@ -82,9 +82,9 @@ class XMLArchive:
             relationships[node.get("Id", "")] = node.get("Type", "").rpartition("/")[2], target
         return relationships
 
-    def find_main_member(self, usual_member: str) -> str:
-        """Return the member with the content of an Office file. Some programs number it, as in word/document2.xml."""
-        targets = (target for kind, target in self.read_relationships("").values() if kind == "officeDocument")
+    def find_member(self, usual_member: str, kind: str = "officeDocument", source: str = "") -> str:
+        """Return the member that an Office file or its member `source` names. Some are numbered, as document2.xml."""
+        targets = (target for target_kind, target in self.read_relationships(source).values() if target_kind == kind)
         return next((target for target in targets if target in self.names), usual_member)
 
     @staticmethod
@@ -145,8 +145,7 @@ def _to_formula(element: Element) -> FormulaElement:
 
 def get_int_attribute(element: Element | None, name: str, default: int) -> int:
     """Return an attribute as a number, by its name without its namespace; the default if it is not a number."""
-    text = get_attribute(element, name)
-    return int(text) if re.fullmatch(r"\s*-?\d{1,18}\s*", text) else default
+    return parse_int(get_attribute(element, name), default)
 
 
 def make_html_table(rows: Sequence[Sequence[Sequence[Any]]]) -> str:

@@ -169,7 +169,7 @@ def expand_questions(texts: Iterable[str]) -> list[str]:
             continue
         try:
             content = read_text_file(Path(text[1:]).expanduser(), MAX_WORDING_BYTES, allow_pipes=True)
-            lines = [line.strip() for line in content.removeprefix("\ufeff").splitlines() if line.strip()]
+            lines = [line.strip() for line in content.splitlines() if line.strip()]
             if len(lines) > _MAX_QUESTIONS:
                 raise ValueError(f"there are more than {_MAX_QUESTIONS:,}")
         except (OSError, ValueError) as error:

@@ -164,8 +164,7 @@ def _read_output(task: Mapping[str, Any], result: IO[bytes], exit_code: int) -> 
                     text = data.decode("utf-8", "surrogatepass")
                     yield Block(text, label, None if headings is None else tuple(map(str, headings)))
                 case {"what": what, "place": place, "remedy": remedy, "count": int(count)}:
-                    texts = (str(text)[:_MAX_OMISSION_CHARACTERS] for text in (what, place, remedy))
-                    what, place, remedy = texts
+                    what, place, remedy = (str(text)[:_MAX_OMISSION_CHARACTERS] for text in (what, place, remedy))
                     yield Omission(what, place, remedy, count)
                 case {"kind": str(kind), "message": str(message), "hint": str() | None as hint}:
                     raise _make_error(task, kind, message, hint)

@@ -8,6 +8,7 @@ lacks characters of the standard, another codec is used here.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import itertools
 import logging
 import re
@@ -117,10 +118,8 @@ def decode_web_text(data: bytes, label: str | None) -> str:
         return data[mark[1] :].decode(mark[0], "replace")
     candidates = [find_web_codec(label) if label else None, _detect_seven_bit_codec(data), "utf-8"]
     for codec in filter(None, candidates):
-        try:
+        with contextlib.suppress(UnicodeDecodeError):
             return data.decode(codec)
-        except UnicodeDecodeError:
-            continue
     return data.decode(candidates[0] or "cp1252", "replace")
 
 
@@ -297,7 +296,7 @@ def _refuse_binary(name: str, sample: bytes) -> None:
     if kind is not None:
         raise UnsupportedDocumentError(
             f"{name} is not text: it looks like {kind}",
-            hint="Unpack it; `memagent corpus FOLDER -q QUESTION --out TABLE` reads every file in a folder."
+            hint="Unpack it (`memagent corpus FOLDER -q QUESTION --out TABLE` reads a folder), or save it as PDF."
             if "archive" in kind
             else "Convert it to text, or to a kind of file that has a converter (the extra `files` has PDF, HTML, "
             "Office files, e-mail and others).",

@@ -174,7 +174,8 @@ def _detect_archive_kind(file: IO[bytes]) -> str | None:
         if kind := next((kind for member, kind in _KIND_BY_MEMBER.items() if member in names), None):
             return kind
         if "mimetype" in names and archive.getinfo("mimetype").file_size < 200:
-            return KINDS_BY_MEDIA_TYPE.get(archive.read("mimetype").decode("ascii", "replace").strip())
+            media_type = archive.read("mimetype").decode("ascii", "replace").strip()
+            return KINDS_BY_MEDIA_TYPE.get(media_type.removesuffix("-template"))
     return None
 
 

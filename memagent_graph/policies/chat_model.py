@@ -137,7 +137,8 @@ class ChatModelPolicy:
                 f"{self.name} answered with {type(reply).__name__}, not a message",
                 hint="Its `_generate` or `_agenerate` has to return an AIMessage with text.",
             ) from error
-        raw_reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
+        names = ("finish_reason", "stop_reason", "done_reason", "stopReason", "incomplete_details")
+        raw_reason = next(filter(None, map(metadata.get, names)), None)
         is_refusal = has_refusal({"content": reply.content, **reply.additional_kwargs}) and not text
         reason = FinishReason.REFUSED if is_refusal else parse_finish_reason(raw_reason)
         return Completion(

@@ -138,7 +138,7 @@ def _parse_reply(content: bytes) -> Any:
             for line in re.split(r"\r\n?|\n", text)
             if line.startswith(("data:", "{"))
         )
-        events = [_parse_json(line) for line in lines if line != "[DONE]"]
+        events = [_parse_json(line) for line in lines if line not in {"", "[DONE]"}]
         if not events:
             raise
     choices = [choice for event in events for choice in event.get("choices") or () if not choice.get("index")]

@@ -7,6 +7,7 @@ a millisecond per chunk (`benchmarks/openai_sender.py`).
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import ssl
 import time
@@ -64,7 +65,7 @@ class Sender:
             cookie_jar=aiohttp.DummyCookieJar(),
             proxy=server.proxy,
         )
-        self._finalizer = weakref.finalize(self, _close_abandoned, self.session, asyncio.get_running_loop())
+        self._finalizer = weakref.finalize(self, _close_session, self.session, asyncio.get_running_loop(), os.getpid())
 
     async def send(
         self,
@@ -161,12 +162,13 @@ async def read_error_body(reply: aiohttp.ClientResponse) -> bytes:
         return b""  # redaction would miss a key that was cut off
 
 
-def _close_abandoned(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
+def _close_session(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop, process_id: int) -> None:
     """Close a session that the user did not close. Otherwise aiohttp would print a long warning."""
     close_coroutine = session.close()
     if loop.is_running():
         future = asyncio.run_coroutine_threadsafe(close_coroutine, loop)
-        if asyncio._get_running_loop() is not loop:
+        # In a forked process, the loop has no thread that could run it.
+        if asyncio._get_running_loop() is not loop and process_id == os.getpid():
             with suppress(Exception):
                 future.result(_MAX_PAUSE_SECONDS)
     else:

@@ -163,8 +163,9 @@ class Server:
             hint = "Lower --chunk-tokens; `memagent doctor` shows the server's window."
         elif status == 404:
             hint = "`memagent doctor` lists what is served."
-            if not address.rstrip("/").endswith("/v1"):
-                hint += f" Is the address complete? Most end in /v1: --base-url {address.rstrip('/')}/v1"
+            api_root = address.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1") + "/v1"
+            if address.rstrip("/") != api_root:
+                hint += f" Is the address right? Most end in /v1: --base-url {api_root}"
         elif refused_field := find_refused_field(excerpt, OPTIONAL_FIELDS):
             hint = f"If it does not accept {refused_field}: --unsupported {refused_field}."
         else:

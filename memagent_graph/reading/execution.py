@@ -202,6 +202,8 @@ class Execution:
     start_time: float = field(default_factory=time.monotonic)
     chunk_count: int = 0
     token_count: int = 0
+    counted_until: float = 0.0
+    """The event loop's time when the newest step ended: up to then, the seconds of the read are counted."""
     processor_turn: ProcessorTurn = field(default_factory=ProcessorTurn, repr=False)
     """The turn of this read's sequential steps."""
     branches: Branches = field(default_factory=Branches, repr=False)

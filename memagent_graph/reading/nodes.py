@@ -72,7 +72,9 @@ class StepNode(Runnable[Any, Change]):
             if isinstance(error, MemAgentError):
                 _locate_error(error, state, step.chunk_index)
             raise
-        seconds = asyncio.get_running_loop().time() - start_time
+        end_time = asyncio.get_running_loop().time()
+        seconds = end_time - max(start_time, execution.counted_until)  # branches run at the same time
+        execution.counted_until = end_time
         if recording is not None:
             if reason := change.get("stop_reason"):
                 recording.end(state.get("run_id", ""), reason, change.get("answer"))

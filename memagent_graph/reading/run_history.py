@@ -175,7 +175,7 @@ async def edit_memory(
         RunError: the run has not read that chunk, or the text is longer than the memory budget.
     """
     context = graph.reader_context
-    if (tokens := context.tokenizer.count(text)) > context.budget.memory_tokens:
+    if (tokens := context.count_shown_tokens(text)) > context.budget.memory_tokens:
         raise RunError(
             f"the text has {tokens} tokens; the memory budget is {context.budget.memory_tokens}",
             hint="Shorten it.",

@@ -62,6 +62,7 @@ class StepContext(StepExecution):
         Raises:
             DocumentError: the text is no longer in the store.
         """
+        await asyncio.sleep(0)  # a step may choose all chunks of a document, and other reads must not wait for it
         chunker = self.execution.get_chunker(self.state["document"], self.context.budget.chunk_tokens)
         chunk = chunker.next_chunk(cursor)
         if chunk is None:

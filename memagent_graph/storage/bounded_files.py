@@ -38,7 +38,7 @@ def open_regular_file(path: Path, root: Path | None = None) -> BinaryIO:
 
 
 def read_text_file(path: Path, max_bytes: int = _MAX_BYTES, *, allow_pipes: bool = False) -> str:
-    """Return the text of a file in UTF-8.
+    """Return the text of a file in UTF-8, without a byte order mark.
 
     Raises:
         OSError: the file cannot be read, or is a pipe or device and `allow_pipes` is False.
@@ -48,7 +48,7 @@ def read_text_file(path: Path, max_bytes: int = _MAX_BYTES, *, allow_pipes: bool
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"it has more than {max_bytes:,} bytes")
-    return content.decode("utf-8")
+    return content.decode("utf-8-sig")
 
 
 def inflate(data: bytes, max_bytes: int, window_bits: int = zlib.MAX_WBITS) -> bytes:

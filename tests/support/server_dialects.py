@@ -125,8 +125,7 @@ def _send_raw(field: str, encode: Callable[[str], bytes] = str.encode) -> Dialec
     """Return the dialect of a server with this field in its JSON, or with an unusual encoding."""
 
     def change_reply(reply: Reply, number: int) -> web.Response:
-        body = _COMPLETION % (json.dumps(reply["choices"][0]["message"]), field)
-        return make_response(encode(body))()
+        return make_response(encode(_COMPLETION % (json.dumps(reply["choices"][0]["message"]), field)))()
 
     return Dialect(change_reply)
 
@@ -139,7 +138,8 @@ def _make_stream(text: str, reason: str) -> web.Response:
     """Return the reply as server-sent events, though the request asked for none."""
     deltas = [({"role": "assistant"}, None), ({"content": text[:3]}, None), ({"content": text[3:]}, None), ({}, reason)]
     events = [_dump({"choices": [{"index": 0, "delta": delta, "finish_reason": end}]}) for delta, end in deltas]
-    return make_response(b"".join(b"event: message\ndata: %s\n\n" % event for event in events) + b"data: [DONE]\n")()
+    stream = b"".join(b"event: message\ndata: %s\n\n" % event for event in (b"", *events, b"[DONE]"))
+    return make_response(stream)()
 
 
 FINISH_REASONS = {

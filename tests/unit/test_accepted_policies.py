@@ -113,7 +113,7 @@ def test_the_error_for_an_object_that_is_not_a_policy_gives_advice(value: object
 
 async def test_custom_headers_are_sent_and_never_shown() -> None:
     with FakeServer(lambda body, number: "hi") as server:
-        headers = ["X-Title: Basic Assistant of mine", "X-Gateway-Key: Token id=very-secret-value"]
+        headers = "X-Title: Basic Assistant of mine\nX-Gateway-Key: Token id=very-secret-value"  # or as a list
         reader = MemAgent(base_url=server.base_url, header=headers, **SETTINGS)
         await reader.policy.complete(HELLO, SamplingParams())
         await reader.aclose()

@@ -95,9 +95,8 @@ async def test_sampling_parameters_reach_the_server(
     make_model: Callable[[str], BaseChatModel], get_options: Callable[[dict], dict], server: ChatServer
 ) -> None:
     policy = ChatModelPolicy(make_model(server.base_url))
-    completion = await policy.complete(HELLO, SamplingParams(max_tokens=7, temperature=0.5, stop=("end",)))
-    assert (completion.text, completion.finish_reason) == ("hi", FinishReason.LENGTH)
-    assert completion.usage == TokenUsage(5, 1)
+    reply = await policy.complete(HELLO, SamplingParams(max_tokens=7, temperature=0.5, stop=("end",)))
+    assert (reply.text, reply.finish_reason, reply.usage) == ("hi", FinishReason.LENGTH, TokenUsage(5, 1))
     options = get_options(server.requests[0])
     length_options = {"max_tokens", "maxOutputTokens", "num_predict"} & options.keys()
     assert [options[name] for name in length_options] == [7]
@@ -121,10 +120,8 @@ def raise_or_return(reply: AIMessage | Exception) -> AIMessage:
 
 async def test_unsupported_sampling_parameters_are_left_out_and_reported(server: ChatServer) -> None:
     sampling = SamplingParams(max_tokens=7, seed=3)
-    for policy in (
-        ChatModelPolicy(make_anthropic(server.base_url)),
-        ChatModelPolicy(make_anthropic(server.base_url), unsupported={"seed"}),
-    ):
+    for unsupported in ((), ("seed",)):
+        policy = ChatModelPolicy(make_anthropic(server.base_url), unsupported=unsupported)
         completion = await policy.complete(HELLO, sampling)
         assert (completion.text, [kind for kind, _ in completion.notes]) == ("hi", [EventKind.SAMPLING_CHANGED])
     assert all("seed" not in body for body in server.requests)
@@ -142,14 +139,17 @@ async def test_errors_of_the_model_are_policy_errors() -> None:
         await policy.complete(HELLO, SamplingParams())
 
 
-async def test_an_interrupted_reply_is_requested_again_up_to_max_retries(monkeypatch) -> None:
+async def test_an_interrupted_reply_is_requested_again_up_to_max_retries_and_a_cut_one_is_not(monkeypatch) -> None:
     monkeypatch.setattr("memagent_graph.policies.chat_model._FIRST_PAUSE_SECONDS", 0)
     interrupted_reply = AIMessage("half a te", response_metadata={"finish_reason": "error"})
     refusal = AIMessage("", additional_kwargs={"refusal": "I cannot."})
-    replies = iter([interrupted_reply, AIMessage("whole"), refusal, interrupted_reply, interrupted_reply])
+    cut_reasons = ({"stopReason": "max_tokens"}, {"incomplete_details": {"reason": "max_output_tokens"}})
+    ended_replies = [refusal, *(AIMessage("cut", response_metadata=reason) for reason in cut_reasons)]
+    replies = iter([interrupted_reply, AIMessage("whole"), *ended_replies, interrupted_reply, interrupted_reply])
     policy = ChatModelPolicy(GenericFakeChatModel(messages=replies), max_retries=1)
     assert (await policy.complete(HELLO, SamplingParams())).retries == 1
-    assert (await policy.complete(HELLO, SamplingParams())).finish_reason is FinishReason.REFUSED
+    reasons = [(await policy.complete(HELLO, SamplingParams())).finish_reason for _ in ended_replies]
+    assert reasons == [FinishReason.REFUSED, FinishReason.LENGTH, FinishReason.LENGTH]
     with pytest.raises(PolicyResponseError, match="still failed during a reply after 1 retry"):
         await policy.complete(HELLO, SamplingParams())
     with pytest.raises(MemAgentError, match="max_retries must be at least 0, got -1"):

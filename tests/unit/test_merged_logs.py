@@ -176,19 +176,19 @@ async def test_a_reward_given_after_a_merge_is_added_by_the_next_merge(
     assert merged_log.latest_rewards("r") == {"reward": 1.0, "own": 0.25}
 
 
-async def test_an_edit_after_a_merge_is_added_by_the_next_merge(
+async def test_the_next_merge_adds_an_edit_and_the_newest_counts(
     make_reader: Any, make_log_reader: Any, tmp_path: Path, merged_log: RunLog
 ) -> None:
     (source_log,) = await read_in_turns(make_reader, tmp_path, [])
     merge_logs(merged_log, [source_log])
     merged_log.reward("r", 1.0)
     with closing(RunLog(source_log)) as log:
-        await make_log_reader(log).aedit_memory("r", 1, "harbor 99")
+        await make_log_reader(log).aedit_memory("r", 1, "harbor 98")
+    await make_log_reader(merged_log).aedit_memory("r", 1, "harbor 99")
     merge_logs(merged_log, [source_log])
     assert [conversation.slot for conversation in merged_log.conversations("r")] == [0, 1]
-    assert merged_log.get("r").answer is None and merged_log.get("r").stop_reason is None
-    assert merged_log.latest_rewards("r") == {}
-    assert [event.kind for event in merged_log.events("r")] == ["memory_edited"]
+    assert {merged_log.get("r").answer, merged_log.get("r").stop_reason, *merged_log.latest_rewards("r")} == {None}
+    assert [event.text for event in merged_log.events("r")] == ["harbor 98", "harbor 99"]
     content_before = collect_content(merged_log)
     assert merge_logs(merged_log, [source_log]).skipped == 1 and collect_content(merged_log) == content_before
 

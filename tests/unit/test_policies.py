@@ -80,8 +80,8 @@ async def test_switching_the_model_changes_name_and_version_of_later_requests() 
         policy.switch_model("version-2", "2")
         old_reply, new_reply = await running_request, await ask(policy)
         await policy.aclose()
-    assert (old_reply.model, old_reply.policy_version) == ("fake", "1")
-    assert (new_reply.model, new_reply.policy_version) == ("version-2", "2")
+    origins = [(reply.model, reply.policy_version) for reply in (old_reply, new_reply)]
+    assert origins == [("fake", "1"), ("version-2", "2")]
     assert [request["model"] for request in server.requests] == ["fake", "version-2"]
 
 
@@ -97,13 +97,10 @@ async def test_the_document_key_is_sent_only_in_the_session_header() -> None:
 
 
 async def test_an_unreachable_server_and_a_timeout_have_different_errors() -> None:
-    unreachable_policy = OpenAICompatiblePolicy("fake", base_url="http://127.0.0.1:9/v1", max_retries=0)
-    with pytest.raises(PolicyUnreachableError, match="no connection to"):
-        await ask(unreachable_policy)
-    await unreachable_policy.aclose()
-    silent_server = FakeServer(make_script("late"), delay=1.0)
-    silent_server.models = lambda: time.sleep(0.4)
-    with silent_server:
+    with FakeServer(make_script("late"), delay=1.0) as silent_server:
+        silent_server.models = lambda: time.sleep(0.4)
+        with pytest.raises(PolicyUnreachableError, match="no connection to"):
+            await silent_server.ask(base_url="http://127.0.0.1:9/v1", max_retries=0)
         with pytest.raises(PolicyUnreachableError, match=r"in time \(0\.2 s for a completion\)"):
             await silent_server.ask(read_timeout=0.2, max_retries=0)
         with pytest.raises(PolicyUnreachableError, match=r"in time\. "):
@@ -148,29 +145,32 @@ async def test_proxy_and_organization_of_the_environment_are_used(monkeypatch) -
     assert [expected.items() <= dict(headers).items() for headers in proxy.headers] == [True]
 
 
-def test_a_program_that_closes_no_reader_exits_without_warnings(tmp_path) -> None:
+def test_a_program_that_closes_no_reader_exits_without_warnings_and_its_fork_without_a_pause(tmp_path) -> None:
     program = """
-import asyncio, sys
+import asyncio, os, sys, time
 sys.path.insert(0, "tests")
 from support.fake_server import FakeServer
-from memagent_graph import Budget, MemAgent, OpenAICompatiblePolicy
+from memagent_graph import MemAgent
 
 def reader(server):
-    policy = OpenAICompatiblePolicy("fake", base_url=server.base_url)
-    budget = Budget(chunk_tokens=50)
-    return MemAgent(policy, tokenizer="embedded", budget=budget, checkpoints=sys.argv[1], run_log=sys.argv[2])
+    files = {"checkpoints": sys.argv[1], "run_log": sys.argv[2]}
+    return MemAgent(base_url=server.base_url, model="fake", tokenizer="embedded", chunk_tokens=50, **files)
 
 with FakeServer(lambda body, number: "x", vllm=True) as server:
     kept = reader(server)
     print(kept.read("some words " * 100, "what?").stop_reason)
-    print(asyncio.run(reader(server).aread("some words " * 100, "what?")).stop_reason)
+    print(asyncio.run(reader(server).aread("some words " * 100, "what?")).stop_reason, flush=True)
+start = time.monotonic()
+hasattr(os, "fork") and os.fork() and os.wait()
+assert time.monotonic() - start < 7
 """
-    command = [sys.executable, "-c", program, tmp_path / "checkpoints.sqlite", tmp_path / "runs.sqlite"]
+    command = [sys.executable, "-Wignore::DeprecationWarning", "-c", program, tmp_path / "states", tmp_path / "log"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (process.stdout, process.stderr) == ("answered\nanswered\n", "")
 
 
-async def test_the_error_for_an_address_without_v1_names_the_right_one() -> None:
-    with FakeServer() as server, pytest.raises(PolicyRequestError) as error:
-        await server.ask(base_url=server.base_url.removesuffix("/v1"))
-    assert str(error.value).endswith(f"Most end in /v1: base_url {server.base_url}")
+async def test_the_error_for_an_address_that_does_not_end_in_v1_names_the_right_one() -> None:
+    with FakeServer() as server:
+        for address in (server.base_url.removesuffix("/v1"), f"{server.base_url}/chat/completions"):
+            with pytest.raises(PolicyRequestError, match=f"Most end in /v1: base_url {server.base_url}$"):
+                await server.ask(base_url=address)

@@ -106,9 +106,9 @@ def test_an_answer_template_cannot_ask_for_the_chunk() -> None:
 
 def test_other_braces_in_a_template_are_text(tmp_path) -> None:
     path = tmp_path / "answer.txt"
-    path.write_text('<p>{prompt}</p><m>{memory}</m> as JSON: {"answer": ...} in \\boxed{}')
+    path.write_text('<p>{prompt}</p><m>{memory}</m> as JSON: {"answer": ...} in \\boxed{}', "utf-8-sig")
     prompt = load_prompts(answer_template=path).messages("answer", "Q?", memory="M")[0]["content"]
-    assert prompt.endswith('{"answer": ...} in \\boxed{}')
+    assert prompt == '<p>Q?</p><m>M</m> as JSON: {"answer": ...} in \\boxed{}'
 
 
 def test_the_fingerprint_changes_with_the_wording() -> None:

@@ -167,7 +167,7 @@ def test_invalid_edits_and_unknown_runs_are_refused(make_reader, tmp_path) -> No
     with pytest.raises(RunError, match="has not read chunk 2; it has read 2"):
         reader.edit_memory("r", 2, "x")
     with pytest.raises(RunError, match="the memory budget is 60"):
-        reader.edit_memory("r", 1, "word " * 100)
+        reader.edit_memory("r", 1, "</section> " * 15)  # fewer tokens, but more in a prompt
     with pytest.raises(RunNotFoundError, match="no run 'other'"):
         reader.resume("other")
     with pytest.raises(RunError, match="does not save checkpoints"):

@@ -480,7 +480,7 @@ INVALID_BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}
             pytest.param(resume_with_setting(name, value), name, id=f"log: setting {name} {value!r:.9}")
             for name, value in (
                 ("concurrency", "x"), ("timeout", [1]), ("retries", -1), ("temperature", "hot"), ("stop_texts", 5),
-                ("prompts", "x"), ("on_empty", "x"), ("top_p", float("nan")), ("policy", {}),
+                ("prompts", "x"), ("on_empty", "x"), ("top_p", float("nan")), ("top_p", 0), ("policy", {}),
             )
         ),
         pytest.param(resume_with_setting("chat_template_kwargs", "[" * 50_000), "JSON object", id="log: deep setting"),

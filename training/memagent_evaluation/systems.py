@@ -14,7 +14,6 @@ checkpoints stay the same.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
@@ -102,13 +101,9 @@ class ReaderSystem:
                 question.
         """
         reader = await self._get_reader(answer_tokens, repeat)
-        start_time = time.monotonic()
         try:
             if (result := await self._resume(reader, document, question, run_id)) is None:
                 result = await reader.aread(document, question, run_id=run_id)
-                # Branches run in parallel, so their sum can exceed the wall time.
-                seconds = min(result.usage.seconds, time.monotonic() - start_time)
-                result = replace(result, usage=replace(result.usage, seconds=seconds))
         except DoesNotFitError as error:
             return await self._make_misfit_attempt(reader, error)
         return _make_attempt(result, is_logged=reader.run_log is not None)

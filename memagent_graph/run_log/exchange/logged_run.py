@@ -71,7 +71,7 @@ def merge_parts(parts: Sequence[LoggedRun]) -> LoggedRun:
     first_part = parts[0]
     if len(parts) == 1:
         return first_part
-    events = _unite_multisets(part.events for part in parts)
+    events = sorted(_unite_multisets(part.events for part in parts), key=attrgetter("time"))
     conversations, rewards = _merge_conversations(parts, events)
     start_time = min(part.record.began for part in parts)
     resume_times = (part.record.began for part in parts if part.record.began > start_time)
@@ -129,9 +129,8 @@ def _merge_conversations(
 
 
 def _find_superseded_calls(conversations: Sequence[Conversation], events: Sequence[LoggedEvent]) -> set[str]:
-    """Return the ids of the superseded calls. The conversations are in the order in which they were read."""
-    edits = sorted((event for event in events if event.kind == EventKind.MEMORY_EDITED), key=attrgetter("time"))
-    edit_times = {edit.call_id: edit.time for edit in edits}
+    """Return the ids of the superseded calls. Conversations and events are in the order of their times."""
+    edit_times = {event.call_id: event.time for event in events if event.kind == EventKind.MEMORY_EDITED}
     superseded_calls: set[str] = set()
     calls_by_slot: dict[tuple[str, str, int], str] = {}
     for index, conversation in enumerate(conversations):  # parents come before the calls that depend on them
