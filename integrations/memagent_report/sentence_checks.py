@@ -92,14 +92,23 @@ def check_sentence(
     if not quotes:
         return (SentenceProblem(ProblemKind.NO_QUOTE, "no quote supports it"),)
     facts, quote_facts = extract_facts(_replace_names(sentence, names)), [extract_facts(quote) for quote in quotes]
-    text = facts.text.casefold().rstrip(". ")
-    if text and any(text in quote.text.casefold() for quote in quote_facts):
+    text = facts.text.rstrip(". ")
+    if text and any(_has_copy(quote, text) for quote in quote_facts):
         return ()
     problems = [
         SentenceProblem(kind, f"{facts.text[start:end]} is in none of its quotes")
         for kind, start, end in _find_missing_parts(facts, quote_facts, common_words)
     ]
     return tuple(problems) or tuple(_find_word_problems(facts, quote_facts))
+
+
+def _has_copy(quote: Facts, text: str) -> bool:
+    """Return whether a quote contains a text as whole words and numbers: "5" is not in "50" or "5 million"."""
+    copies = re.finditer(rf"(?<![a-z\d]){re.escape(text)}(?![a-z\d])", quote.text, re.IGNORECASE)
+    return any(
+        not any(number.start < position < number.end for number in quote.numbers for position in copy.span())
+        for copy in copies
+    )
 
 
 def _replace_names(sentence: str, names: Iterable[str]) -> str:

@@ -162,8 +162,9 @@ _MAGNITUDES: Final = {
     "billion": Decimal(10**9), "bn": Decimal(10**9), "trillion": Decimal(10**12), "dozen": Decimal(12),
 }  # fmt: skip
 _NUMBER: Final = re.compile(
-    r"(?P<currency>[$€£¥]\s?)?(?<![\w.])(?P<sign>(?:(?<=\s)|^)-)?"
-    r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:[.:]\d+)?)(?:st|nd|rd|th)?(?!\d)"
+    r"(?P<currency>[$€£¥]\s?)?(?<!\w)(?P<sign>(?:(?<=\s)|^)-)?"
+    r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:[.:]\d+)?|(?<!\.)\.\d+)"
+    r"(?:st|nd|rd|th)?(?!\d)"
     r"(?:\s?(?:%|per\s?cent\b))?"
 )
 _NEXT_WORD: Final = re.compile(r"[\s-]?(?P<word>[A-Za-z]+)")

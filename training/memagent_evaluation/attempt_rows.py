@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from memagent_evaluation.failures import find_losses, read_logged_run
 from memagent_evaluation.result_table import QuestionKey, QuestionOutcome, ResultRow
 from memagent_evaluation.samples import Needle, Sample
+from memagent_evaluation.score_statistics import check_scores
 from memagent_evaluation.scorers import contains, score
 from memagent_evaluation.systems import Attempt
 from memagent_graph.documents import DocumentRef, DocumentStore
@@ -59,6 +60,7 @@ def make_row(
     answer = attempt.answer or ""
     error_text = str(error) if isinstance(error, MemAgentError) else f"{type(error).__name__}: {error}"
     scores = score(sample, attempt.answer, attempt.raw_answer, outcome=attempt.outcome, answer_format=answer_format)
+    check_scores([*asdict(scores).values()])
     return ResultRow(
         system=question.key.system,
         task=sample.task.name,

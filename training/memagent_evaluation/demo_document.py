@@ -96,15 +96,15 @@ def make_demo_document(
     questions = []
     for index, fact in enumerate(facts):
         meeting_index = int((index + generator.uniform(0.3, 0.8)) / len(facts) * len(meetings))
+        meeting_index = max(meeting_index, fact["kind"] == "changed")  # an earlier meeting has the first value
         questions.append(minutes.add_fact(fact, meetings, meeting_index, random.Random(f"{seed} {fact['subject']}")))
     text = "\n\n\n".join(meeting.format_minutes() for meeting in meetings) + "\n"
-    return DemoDocument(
-        text,
-        tuple(
-            DemoQuestion(question, answer, sentence, subject, phrases, text.index(sentence) / len(text))
-            for question, answer, sentence, subject, phrases in questions
-        ),
-    )
+    return _make_document(text, questions)
+
+
+def _make_document(text: str, questions: Iterable[tuple[str, str, str, str, tuple[str, ...]]]) -> DemoDocument:
+    """Return a document with its questions, of which `questions` has all fields but the depth."""
+    return DemoDocument(text, tuple(DemoQuestion(*fields, text.index(fields[2]) / len(text)) for fields in questions))
 
 
 def iter_demo_texts(seeds: Iterable[int], tokens: int = 40_000) -> Iterator[str]:
@@ -143,19 +143,8 @@ def make_number_document(
     for depth, statement in sorted(insertions, key=lambda item: -item[0]):
         paragraphs.insert(int(depth * len(paragraphs)), statement)
     text = "\n\n".join(paragraphs)
-    return DemoDocument(
-        text,
-        tuple(
-            DemoQuestion(
-                fact.question,
-                fact.value,
-                fact.statement,
-                fact.entity,
-                (fact.value,),
-                text.index(fact.statement) / len(text),
-            )
-            for fact in asked_facts
-        ),
+    return _make_document(
+        text, ((fact.question, fact.value, fact.statement, fact.entity, (fact.value,)) for fact in asked_facts)
     )
 
 
@@ -244,12 +233,8 @@ class _MinutesWriter:
         for _ in range(rng.randrange(8, 12)):
             item = self._item_deck.draw()
             slots: dict[str, str] = {}
-            items.append(
-                (
-                    self.fill(item["title"], day, slots),
-                    self.fill(self._paragraph_decks[item["title"]].draw(), day, slots),
-                )
-            )
+            title = self.fill(item["title"], day, slots)
+            items.append((title, self.fill(self._paragraph_decks[item["title"]].draw(), day, slots)))
         spent, received = rng.randrange(200, 1_900), rng.randrange(200, 2_000)
         self._balance += received - spent
         items.append(
@@ -305,7 +290,7 @@ class _MinutesWriter:
         }
         self._insert(meetings[meeting_index], fact["title"], " ".join(texts.values()), generator)
         if kind == "changed":
-            earlier_meeting = meetings[meeting_index // 2 if meeting_index > 1 else 0]
+            earlier_meeting = meetings[meeting_index // 2]
             text = self.fill(generator.choice(fact["earlier"]), earlier_meeting.day, slots)
             self._insert(earlier_meeting, fact["title"], text, generator)
         return question, value, texts["statements"], fact["subject"], phrases

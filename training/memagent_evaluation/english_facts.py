@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from memagent_evaluation.planted_facts import ADJECTIVES, NOUNS, is_held_out
+from memagent_evaluation.planted_facts import ADJECTIVES, NOUNS, capitalise, is_held_out
 
 _MACHINES: Final = ("clock", "lamp", "pump", "drill", "plough", "loom", "brush", "whistle", "scale", "heater", "kite")
 _NUMBER_RANGES: Final = {"year": (1640, 1999), "count": (12, 990), "metres": (4, 180), "crowns": (15, 9000)}
@@ -144,11 +144,6 @@ def _split_list(text: str) -> tuple[str, ...]:
     return tuple(filter(None, items))
 
 
-def capitalise(text: str) -> str:
-    """Return a text with a capital first letter."""
-    return text[:1].upper() + text[1:]
-
-
 def make_distinctness_check(facts: Iterable[EnglishFact]) -> Callable[[EnglishFact], bool]:
     """Return a predicate for facts that answer no question about `facts`: in a relation that one of those has, they
     have another subject and another value.
@@ -205,11 +200,12 @@ class EnglishFacts:
         """Return a fact that is easily confused with another: of the same relation, or about the same subject."""
         if self.random.random() < 0.6:
             return self.draw_fact(fact.relation)
-        subject_relations = [relation for relation in self.relations if relation.subject == fact.relation.subject]
         unused_relations = [
             relation
-            for relation in subject_relations
-            if relation.name != fact.relation.name and self._is_unused(relation, fact.subject)
+            for relation in self.relations
+            if relation.subject == fact.relation.subject
+            and relation.name != fact.relation.name
+            and self._is_unused(relation, fact.subject)
         ]
         if not unused_relations:
             return self.draw_fact(fact.relation)
@@ -262,13 +258,8 @@ class EnglishFacts:
             for relation in person_relations
             if relation.questions and relation.ask != "who" and not relation.plural
         ]
-        chain = [
-            self.draw_fact(
-                self.random.choice(
-                    [relation for relation in person_relations if relation.of_whom or relation.of_subject]
-                )
-            )
-        ]
+        first_relations = [relation for relation in person_relations if relation.of_whom or relation.of_subject]
+        chain = [self.draw_fact(self.random.choice(first_relations))]
         person, description = self._draw_description(chain[0], chain[0].subject)
         for _ in range(hops - 2):
             chain.append(self.draw_fact(self._choose_relation(linking_relations, chain, person), subject=person))

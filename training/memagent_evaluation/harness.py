@@ -24,7 +24,7 @@ from memagent_evaluation.attempt_rows import PendingQuestion, add_losses, make_r
 from memagent_evaluation.markdown_tables import format_length
 from memagent_evaluation.result_journal import ResultJournal
 from memagent_evaluation.result_table import EvaluationPlan, QuestionKey, QuestionOutcome, ResultRow
-from memagent_evaluation.sample_documents import SampleDocuments, SampleError
+from memagent_evaluation.sample_documents import SampleDocuments, SampleError, make_sample_error
 from memagent_evaluation.samples import Task
 from memagent_evaluation.systems import Attempt, ReaderSystem
 from memagent_graph.cli.console import ProgressDisplay, describe_progress
@@ -300,10 +300,13 @@ class _EvaluationRun:
                 error = failure
                 usage = Usage(seconds=time.monotonic() - start_time)
                 attempt = Attempt(QuestionOutcome.FAILED, None, None, usage, run_id=run_id)
-        row = make_row(
-            question, attempt, attempts=self._attempts[key], error=error, seed=evaluation.seed,
-            answer_format=evaluation.answer_format, scripted=evaluation.scripted,
-        )  # fmt: skip
+        try:
+            row = make_row(
+                question, attempt, attempts=self._attempts[key], error=error, seed=evaluation.seed,
+                answer_format=evaluation.answer_format, scripted=evaluation.scripted,
+            )  # fmt: skip
+        except Exception as failure:
+            raise make_sample_error(failure, "own_score", sample.task, *key[2:4], evaluation.seed) from failure
         return await add_losses(row, sample, evaluation.run_log, evaluation.store), error
 
     async def _record_or_defer(self, row: ResultRow, error: Exception | None) -> None:
@@ -317,7 +320,7 @@ class _EvaluationRun:
             if len(self._possible_outages) >= _MAX_CONSECUTIVE_FAILURES:
                 raise error
             return
-        if error is None:
+        if row.has_costs:  # a document that does not fit says nothing about the server
             self._has_answer = True
             deferred_failures, self._possible_outages = self._possible_outages, []
             for failed_row, _ in deferred_failures:

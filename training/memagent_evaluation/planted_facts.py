@@ -130,15 +130,14 @@ class PlantedFacts:
         if attribute.startswith(MAGIC) and self.random.random() < 0.7:
             return MAGIC_STATEMENT.format(plural=attribute.removeprefix(MAGIC) + "s", entity=entity, value=value)
         pattern = self._choose_weighted(STATEMENTS)
-        return _capitalise(pattern.format(attribute=attribute, entity=entity, value=value))
+        return capitalise(pattern.format(attribute=attribute, entity=entity, value=value))
 
     def draw_question(self, attribute: str, entity: str) -> str:
         """Return a question that asks for the value."""
         if attribute.startswith(MAGIC):
             kind = attribute.removeprefix(MAGIC)
             return self.random.choice(MAGIC_QUESTIONS).format(singular=kind, entity=entity)
-        pattern = self._choose_weighted(QUESTIONS)
-        return _capitalise(pattern.format(attribute=attribute, entity=entity), keep=pattern[0].islower())
+        return self._choose_weighted(QUESTIONS).format(attribute=attribute, entity=entity)
 
     def draw_attribute(self, *, numeric: bool) -> str:
         """Return the name of an attribute with numeric or with textual values."""
@@ -235,5 +234,6 @@ def redraw_question(facts: PlantedFacts, fact: Fact) -> Fact:
     return replace(fact, question=facts.draw_question(fact.attribute, fact.entity))
 
 
-def _capitalise(sentence: str, *, keep: bool = False) -> str:
-    return sentence if keep else sentence[:1].upper() + sentence[1:]
+def capitalise(text: str) -> str:
+    """Return a text with a capital first letter."""
+    return text[:1].upper() + text[1:]

@@ -95,7 +95,7 @@ class SampleDocuments:
                         raise RuntimeError("the evaluation has ended")
                     yield Block(piece)
             except Exception as error:
-                raise _make_sample_error(error, "text", task, length, index, self.seed) from error
+                raise make_sample_error(error, "text", task, length, index, self.seed) from error
 
         try:
             document = self.store.add(Document.from_pieces(iter_blocks, sample.id))
@@ -112,14 +112,20 @@ def make_sample(task: Task, length: int, index: int, seed: int | None = None) ->
         SampleError: the task does not have it, or the task's own code failed.
     """
     try:
-        return task.sample(length, index)
+        sample = task.sample(length, index)
+        if (sample.task.name, sample.length, sample.index) != (task.name, length, index):
+            raise ValueError(f"it returned the sample {sample.id}")
+        if isinstance(sample.gold, str) or not all(isinstance(text, str) for text in sample.gold):
+            raise TypeError(f"its gold strings are {sample.gold!r}, not a tuple of texts")
     except Exception as error:
-        raise _make_sample_error(error, "sample", task, length, index, seed) from error
+        raise make_sample_error(error, "sample", task, length, index, seed) from error
+    return sample
 
 
-def _make_sample_error(
+def make_sample_error(
     error: Exception, method: str, task: Task, length: int, index: int, seed: int | None
 ) -> SampleError:
+    """Return the error of a task's own method."""
     if isinstance(error, MemAgentError):
         return SampleError(error.message, hint=error.hint)
     sample = f"length {length}, index {index}" + ("" if seed is None else f", seed {seed}")

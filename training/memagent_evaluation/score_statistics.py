@@ -122,7 +122,7 @@ def compute_bootstrap_interval(
     if cluster_count < _MIN_CLUSTERS:
         interval = compute_wilson_interval(min(max((mean - lower) / span, 0.0), 1.0) * cluster_count, cluster_count)
         return lower + span * interval.low, lower + span * interval.high
-    if len({total / count for total, count in zip(sums, counts, strict=True)}) == 1:
+    if len({round(total / count, 9) for total, count in zip(sums, counts, strict=True)}) == 1:
         max_other_share = compute_wilson_interval(0, cluster_count).high
         return mean - max_other_share * (mean - lower), mean + max_other_share * (upper - mean)
     low, high = _resample_interval(sums, counts)

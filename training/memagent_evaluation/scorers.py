@@ -101,7 +101,7 @@ def score(
     return Scores(
         strict=float(candidate is not None and is_exact_match(candidate, sample.gold, metric)),
         lenient=float(is_lenient_match(answer, sample.gold, metric)),
-        string_match=task.own_score(sample, answer)
+        string_match=float(task.own_score(sample, answer))
         if isinstance(task, OwnMetric)
         else compute_string_match(reply, sample.gold, metric),
         token_f1=compute_best_f1(answer, sample.gold, metric),

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
+from memagent_evaluation.data_files import list_data_tasks
 from memagent_evaluation.markdown_tables import format_interval, format_length_with_unit, group_items, render_table
 from memagent_evaluation.result_table import QuestionOutcome, ResultRow, Results, can_be_pooled
 from memagent_evaluation.score_statistics import (
@@ -129,7 +130,7 @@ def compare_evaluations(first: Results, second: Results, names: tuple[str, str])
     by_system = {}
     for system, system_pairs in group_items(pairs, lambda pair: pair[0].system):
         rows = [replace(row, system=name) for pair in system_pairs for row, name in zip(pair, names, strict=True)]
-        by_system[system] = compare_systems(replace(first, rows=tuple(rows)))
+        by_system[system] = compare_systems(replace(first, rows=tuple(rows), requested_systems=names))
     return by_system
 
 
@@ -213,8 +214,11 @@ def _average_by_question(rows: Iterable[ResultRow], score: str) -> dict[str, flo
 
 
 def _get_question_key(row: ResultRow) -> Hashable:
-    """Return the key that a question's rows share, also across documents of different lengths."""
-    return row.task, row.index, row.question, row.gold
+    """Return the key that a question's rows share, also across documents of different lengths.
+
+    In data files, each length has its own questions; equal ones are about different documents.
+    """
+    return row.task, row.index, row.question, row.gold, row.task in list_data_tasks() and row.document
 
 
 def _average(values: Iterable[float | None]) -> float | None:

@@ -68,10 +68,10 @@ def test_bootstrap_interval_contains_the_mean_and_lies_between_0_and_1(values) -
 
 
 def test_few_or_equal_values_get_a_wide_interval() -> None:
-    equal_values_interval = estimate([0.5] * 20)
+    equal_values_interval = estimate([0.1] * 22, clusters=["a"] * 3 + list(map(str, range(19))))  # 0.3 / 3 is not 0.1
     wilson_high = compute_wilson_interval(0, 20).high
-    assert equal_values_interval.low == pytest.approx(0.5 - 0.5 * wilson_high)
-    assert equal_values_interval.high == pytest.approx(0.5 + 0.5 * wilson_high)
+    assert equal_values_interval.low == pytest.approx(0.1 - 0.1 * wilson_high)
+    assert equal_values_interval.high == pytest.approx(0.1 + 0.9 * wilson_high)
     two_values_interval = estimate([0.25, 0.5])
     assert two_values_interval.high - two_values_interval.low > 0.5
     assert estimate([1.0] * 12).low == pytest.approx(compute_wilson_interval(12, 12).low)

@@ -38,13 +38,13 @@ def test_faithful_sentence_has_no_problems(sentence: str) -> None:
 @pytest.mark.parametrize(
     ("sentence", "kind"),
     [
-        ("Alpha Corp paid Beta Ltd. 5.3 million dollars.", ProblemKind.NUMBER),
+        ("Alpha Corp paid Beta Ltd. 5.", ProblemKind.NUMBER),
         ("Alpha Corp paid 5.2 billion dollars.", ProblemKind.NUMBER),
         ("Alpha Corp paid Beta Ltd. on 4 March 2021.", ProblemKind.DATE),
         ("Alpha Corp paid Beta Ltd. in 2020.", ProblemKind.NUMBER),
-        ("Omega Corp paid Beta Ltd. 5.2 million dollars.", ProblemKind.NAME),
+        ("Eta Ltd. 5.2 million dollars for at least 30 km.", ProblemKind.NAME),
         ("The cable was signed for by Clara Schwarz.", ProblemKind.NAME),
-        ("Clara Weiss signed version 2.2.0.", ProblemKind.NUMBER),
+        ("Clara Weiss signed version 2.1.1.", ProblemKind.NUMBER),
         ("Clara Weiss signed the KX7.", ProblemKind.NAME),
         ('Alpha Corp called it "a fine cable".', ProblemKind.QUOTATION),
         ("The purple elephants dance quietly tonight.", ProblemKind.WORDS),

@@ -21,7 +21,7 @@ from memagent_report.stated_facts import extract_facts, normalise_typography
         ("$5m", "5000000"),
         ("5 m", "5"),
         ("5.2 million dollars", "5200000"),
-        ("12%", "12"),
+        ("up .5%", "0.5"),
         ("twenty-one days", "21"),
         ("a 30-day notice", "30"),
         ("two hundred thousand feet", "200000"),

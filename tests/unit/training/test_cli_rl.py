@@ -132,7 +132,8 @@ def test_progress_goes_to_stderr_unless_quiet(loop, monkeypatch) -> None:
     monkeypatch.setattr(rl, "run", measure)
     result = run_rl()
     assert "accuracy after 2 iterations" in result.stderr and result.stdout == "rl-policy\n"
-    assert "accuracy" not in run_rl("--quiet").stderr
+    result = run_rl("--quiet", "--strategy", "gated:stop=yes")
+    assert "accuracy" not in result.stderr and "--model rl-policy --strategy gated:stop=yes\n" in result.stderr
 
 
 def test_only_the_main_process_prints(loop, monkeypatch) -> None:

@@ -78,12 +78,13 @@ def test_dry_run_prints_the_plan_without_loading_weights_or_writing(arguments, w
     assert [group["group_id"] for group in plan["report"]["zero_variance_groups"]] == list(plan["dropped"])
     assert plan["report"]["versions"] == {"v1": plan["report"]["conversations"]}
     assert not (tmp_path / "out").exists()
+    assert "cannot be loaded" in memagent(*arguments(model=model_without_weights), code=ExitCode.USAGE).stderr
 
 
 def test_training_shorter_than_its_warmup_is_refused_after_the_plan(arguments, tmp_path) -> None:
-    settings = {"warmup_steps": "50"}
-    result = memagent(*arguments("--dry-run", **settings), code=2)
-    assert "total steps" in result.stdout and "warmup_steps lower" in result.stderr
+    for settings in ({"num_train_epochs": "0"}, {"warmup_steps": "50"}):
+        result = memagent(*arguments("--dry-run", **settings), code=2)
+        assert "total steps" in result.stdout and "warmup_steps lower" in result.stderr
     memagent(*arguments(**settings), code=2)
     assert not (tmp_path / "out" / "config.json").exists()
 
@@ -162,6 +163,7 @@ SGD_STEP = {
 def test_pytorch_step_on_exported_rows_equals_the_trainer_step(arguments, world, tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 
+    assert "cannot be written" in memagent(*arguments("--rows", tmp_path / "no/r", **SGD_STEP), code=2).stderr
     memagent(*arguments("--rows", str(tmp_path / "rows.parquet"), **SGD_STEP))
     assert not (tmp_path / "out").exists()
     memagent(*arguments(**SGD_STEP))

@@ -184,13 +184,6 @@ def test_iterations_can_be_added_on_resume(world, trainings, tmp_path) -> None:
     assert not find_changes(trainings[1][0].weights(), continued_training.weights())
 
 
-def test_checkpoint_within_an_iteration_is_refused(world, trainings, tmp_path) -> None:
-    """It was saved by a loop with fewer steps per iteration."""
-    training = online_world.make_training(world[0], tmp_path, 3)
-    with pytest.raises(TrainingError, match=r"checkpoint-2 was saved inside an iteration of 3.*settings"):
-        training.trainer.train(resume_from_checkpoint=str(trainings[1][1] / "checkpoint-2"))
-
-
 # Errors and several processes
 
 

@@ -18,10 +18,11 @@ from support.rl_loops import SETTINGS, make_job, make_record
 from memagent_graph import MemAgentError, RunLog
 from memagent_graph.policies.profile import EMBEDDED_FOLDER
 from memagent_graph.settings import WordingSettings
+from memagent_graph.storage.journal import open_journal
 from memagent_training.job.collect import CollectSettings
 from memagent_training.job.job_options import Engine
 from memagent_training.job.training_output import write_record
-from memagent_training.rl import RLJob
+from memagent_training.rl import RLJob, run
 from memagent_training.rl.curriculum import HELD_OUT_START
 from memagent_training.rl.loop_journal import LoopJournal
 from memagent_training.rl.rl_job import prepare
@@ -235,11 +236,13 @@ def test_iterations_can_be_added_only_with_a_constant_learning_rate(tmp_path: Pa
         prepare(cosine_job)
 
 
-def test_folder_with_a_loop_is_refused_without_resume(tmp_path: Path) -> None:
+def test_folder_with_a_loop_is_refused_without_resume_or_while_it_runs(tmp_path: Path) -> None:
     job = make_killed_loop(tmp_path)
     with pytest.raises(TrainingError, match=r"already has a loop.*resume.*out"):
         prepare(job)
-    prepare(dataclasses.replace(job, resume=True))
+    job = dataclasses.replace(job, resume=True, engine=Engine.LOCAL)
+    with open_journal(job.out / ".lock", error=TrainingError), pytest.raises(TrainingError, match="another process"):
+        run(job)
 
 
 def test_loop_killed_in_its_first_collection_is_refused_without_resume(tmp_path: Path) -> None:

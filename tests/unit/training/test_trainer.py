@@ -308,7 +308,8 @@ def test_wrong_base_model_is_refused_before_the_first_step(make_trainer, tmp_pat
         ({"loss_weights": "sum"}, "token_mean"),
         ({"groups_per_step": 0}, "groups_per_step"),
         ({"overlong_max_length": 100}, "both"),
-        ({"muon_learning_rate": -1.0}, "muon_learning_rate must be at least 0, got -1"),
+        ({"learning_rate": -1.0}, "learning_rate must be at least 0, got -1"),
+        ({"muon_learning_rate": float("nan")}, "muon_learning_rate must be at least 0, got nan"),
     ],
     ids=str,
 )

@@ -286,11 +286,8 @@ class VariablesTask(GeneratedTask):
         while (value := str(rng.randrange(10_000, 100_000))) in used_texts:
             pass
         right_sides = [value, *(f"VAR {name}" for name in names)]
-        return (
-            names,
-            value,
-            [f"VAR {name} = {right_side}" for name, right_side in zip(names, right_sides, strict=False)],
-        )
+        statements = [f"VAR {name} = {right_side}" for name, right_side in zip(names, right_sides, strict=False)]
+        return names, value, statements
 
     def _make_example(self, length: int, rng: random.Random, used_texts: Container[str]) -> str:
         names, value, statements = self._make_chain(rng, used_texts)

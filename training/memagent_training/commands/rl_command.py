@@ -29,7 +29,7 @@ from memagent_training.commands.training_process import (
     show_policy,
 )
 from memagent_training.job.job_options import LoopOptions
-from memagent_training.training_errors import TrainingError
+from memagent_training.training_errors import RewardError, TrainingError
 
 if TYPE_CHECKING:
     from memagent_training.rl import LoopResult, RLJob
@@ -116,7 +116,7 @@ class RL(LoopOptions, WordingSettings):
                 result = _run_loop(_make_job(self), quiet=self.quiet)
             leave_process_group()
             if is_main_process():
-                _show_result(result, as_json=self.as_json)
+                _show_result(result, strategy=self.strategy, as_json=self.as_json)
 
 
 def _make_job(request: RL) -> RLJob:
@@ -189,7 +189,7 @@ def _run_loop(job: RLJob, *, quiet: bool) -> LoopResult:
                 f"the policy that was measured best is in {best_folder}; start from it: --model {best_folder}", err=True
             )
         raise
-    except (PolicyError, VLLMServerError):
+    except (PolicyError, RewardError, VLLMServerError):
         if is_main_process() and (job.out / JOURNAL).exists():
             typer.echo(_make_resume_hint(job.out), err=True)
         raise
@@ -220,7 +220,7 @@ def _quiet_libraries() -> Iterator[None]:
             transformers_log.enable_progress_bar()
 
 
-def _show_result(result: LoopResult, *, as_json: bool) -> None:
+def _show_result(result: LoopResult, *, strategy: str | None, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -235,4 +235,4 @@ def _show_result(result: LoopResult, *, as_json: bool) -> None:
         )
         return
     best_lines = () if result.best is None else (f"the policy that was measured best is in {result.best}",)
-    show_policy(result.policy, result.steps, *best_lines, reason=f"{result.reason}; ")
+    show_policy(result.policy, result.steps, *best_lines, reason=f"{result.reason}; ", strategy=strategy)

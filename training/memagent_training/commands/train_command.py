@@ -141,9 +141,11 @@ def _write_rows(prepared: PreparedJob, path: Path) -> None:
     from memagent_training.job.row_export import write_rows  # noqa: PLC0415
 
     if is_main_process():
-        typer.echo(
-            f"{write_rows(prepared.schedule, path):,} rows of {prepared.schedule.steps_per_pass} steps", err=True
-        )
+        try:
+            row_count = write_rows(prepared.schedule, path)
+        except OSError as error:
+            raise TrainingError(f"{path} cannot be written: {error}", hint="Choose a file in a folder.") from error
+        typer.echo(f"{row_count:,} rows of {prepared.schedule.steps_per_pass} steps", err=True)
         typer.echo(str(path))
 
 

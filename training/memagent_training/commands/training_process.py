@@ -37,10 +37,11 @@ def build_from_options(target: Callable[..., T], options: Any, **extra_values: A
     return target(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **extra_values)
 
 
-def show_policy(folder: Path, steps: int, *extra_lines: str, reason: str = "") -> None:
+def show_policy(folder: Path, steps: int, *extra_lines: str, reason: str = "", strategy: str | None = None) -> None:
     """Print where a trained policy is and how to read with it; standard output gets only its folder."""
     summary = f"{reason}trained for {format_count(steps, 'step')}; the policy is in {folder}"
-    for line in (summary, *extra_lines, f'read with it: memagent read DOCUMENT --question "..." --model {folder}'):
+    options = f"{folder} --strategy {strategy}" if strategy else folder
+    for line in (summary, *extra_lines, f'read with it: memagent read DOCUMENT --question "..." --model {options}'):
         typer.echo(line, err=True)
     typer.echo(str(folder))
 

@@ -75,8 +75,8 @@ _EFFECTIVE_OPTIONS: Final = frozenset(
 )  # fmt: skip
 """The inherited settings that have an effect here."""
 _MINIMUMS = {
-    "epsilon": 0, "beta": 0, "kl_clamp": 0, "muon_learning_rate": 0, "importance_cap": 1, "groups_per_step": 1,
-    "token_budget": PADDING_ROW_TOKENS, "max_skipped_steps": 0,
+    "epsilon": 0, "beta": 0, "kl_clamp": 0, "learning_rate": 0, "muon_learning_rate": 0, "importance_cap": 1,
+    "groups_per_step": 1, "token_budget": PADDING_ROW_TOKENS, "max_skipped_steps": 0, "seed": 0,
 }  # fmt: skip
 _CHOICES: dict[str, Sequence[str | None]] = {
     "save_dtype": [None, "float32", "bfloat16", "float16"],
@@ -191,7 +191,7 @@ class MultiConvDAPOConfig(GRPOConfig):
             )
         for name, minimum in _MINIMUMS.items():
             value = getattr(self, name)
-            if value is not None and value < minimum:
+            if value is not None and not value >= minimum:  # NaN is not, either
                 raise TrainingError(f"{name} must be at least {minimum}, got {value}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:

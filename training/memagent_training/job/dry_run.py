@@ -249,7 +249,7 @@ def iter_plan_lines(prepared: PreparedJob, plan: dict[str, Any]) -> Iterator[str
 
 def _iter_first_steps(prepared: PreparedJob) -> Iterator[ScheduledStep]:
     tokens = 0
-    for index in range(min(prepared.schedule.steps_per_pass, prepared.total_steps)):
+    for index in range(min(prepared.schedule.steps_per_pass, prepared.total_steps) or 1):
         step = prepared.schedule.get_step(index)
         tokens += step.plan.row_tokens
         if index and tokens > _MAX_PLANNED_TOKENS:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback
@@ -30,7 +31,6 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from memagent_training.algorithm.advantages import TrainingRow
-from memagent_training.algorithm.credit import require_roles
 from memagent_training.algorithm.muon import MuonWithAdamW
 from memagent_training.algorithm.planner import PlannedMicroBatch
 from memagent_training.algorithm.schedule import EQUAL_REWARDS_REMEDY, ScheduledStep
@@ -82,20 +82,22 @@ class MultiConvDAPOTrainer(GRPOTrainer):
     ) -> None:
         steps = args.max_steps
         if groups is not None:
-            rollouts = [rollout for group in groups for rollout in group.rollouts_G]
-            roles = {conversation.role for rollout in rollouts for conversation in rollout.conversations_K}
-            require_roles(args.advantage_settings.terms, roles)
             self._start_schedule(groups, args, args.seed)
             steps = self.schedule.steps_per_pass
-        super().__init__(
-            model=model,
-            reward_funcs=_refuse_reward_call,
-            args=args,
-            train_dataset=Dataset.from_dict({"step": list(range(steps))}),
-            processing_class=processing_class,
-            callbacks=callbacks,
-            peft_config=peft_config,
-        )
+        try:
+            super().__init__(
+                model=model,
+                reward_funcs=_refuse_reward_call,
+                args=args,
+                train_dataset=Dataset.from_dict({"step": list(range(steps))}),
+                processing_class=processing_class,
+                callbacks=callbacks,
+                peft_config=peft_config,
+            )
+        except (OSError, SafetensorError, ValueError) as error:
+            raise TrainingError(
+                f"the model cannot be loaded for training: {error}", hint="Check its weights, and the settings."
+            ) from error
         if self.aux_loss_enabled:
             raise TrainingError(
                 "the model balances its experts with an additional loss, which is not supported",

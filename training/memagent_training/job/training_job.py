@@ -154,16 +154,13 @@ def train(prepared: PreparedJob) -> TrainedPolicy:
 
     job, base = prepared.job, prepared.base
     prepared.config.require_steps_after_warm_up(prepared.total_steps)
-    try:
-        trainer = MultiConvDAPOTrainer(
-            base.source,
-            prepared.replay.groups,
-            prepared.config,
-            policy_versions=job.policy_versions or (),
-            peft_config=make_lora_config(job.lora_rank),
-        )
-    except OSError as error:
-        raise TrainingError(f"the model {base.name} cannot be loaded: {error}", hint="Check its weights.") from error
+    trainer = MultiConvDAPOTrainer(
+        base.source,
+        prepared.replay.groups,
+        prepared.config,
+        policy_versions=job.policy_versions or (),
+        peft_config=make_lora_config(job.lora_rank),
+    )
     show_step_lines(trainer)
     checkpoint = prepared.checkpoints.newest
     if checkpoint is None and trainer.accelerator.is_main_process:

@@ -146,17 +146,11 @@ def copy_policy_files(out: Path, base: Path) -> None:
             config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def parse_checkpoint_step(checkpoint: Path) -> int | None:
-    """Return the optimizer step that a checkpoint's folder is named after; None for another folder."""
-    match = _CHECKPOINT_NAME.fullmatch(checkpoint.name)
-    return int(match[1]) if match else None
-
-
 def _find_checkpoint_folders(out: Path) -> list[Path]:
     """Return all checkpoint folders, complete or not, newest first."""
-    steps_and_folders = [
-        (parse_checkpoint_step(path), path) for path in (out.iterdir() if out.is_dir() else ()) if path.is_dir()
-    ]
-    return [
-        path for _, path in sorted(((step, path) for step, path in steps_and_folders if step is not None), reverse=True)
-    ]
+    folders_by_step = {
+        int(match[1]): path
+        for path in (out.iterdir() if out.is_dir() else ())
+        if (match := _CHECKPOINT_NAME.fullmatch(path.name)) and path.is_dir()
+    }
+    return [folders_by_step[step] for step in sorted(folders_by_step, reverse=True)]

@@ -6,6 +6,7 @@ A loop that was killed continues from its journal and its newest checkpoint.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections.abc import Coroutine, Mapping
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from accelerate import PartialState
 from transformers import PrinterCallback
 
 from memagent_evaluation.samples import Sample
@@ -26,6 +28,7 @@ from memagent_graph.events import UpdateRule
 from memagent_graph.grouping import group_values
 from memagent_graph.plain_text import format_count
 from memagent_graph.prompts import AnswerFormat
+from memagent_graph.storage.journal import open_journal
 from memagent_training.data.reward_functions import get_reward_name
 from memagent_training.job import training_output
 from memagent_training.job.base_model import make_lora_config
@@ -39,8 +42,11 @@ from memagent_training.rl.policy_serving import LocalBackend, PolicyBackend, Ser
 from memagent_training.rl.rl_job import BEST, JOURNAL, PreparedLoop, RLJob, prepare
 from memagent_training.serving.policy_sync.probe import RowScorer
 from memagent_training.serving.vllm_server import find_vllm_python
+from memagent_training.training_errors import TrainingError
 
 T = TypeVar("T")
+_LOCK: Final = ".lock"
+"""The file that is locked while a process works on the loop."""
 _PREVIOUS_BEST: Final = f"{BEST}.before"
 """The folder of the previous best policy while a better one replaces it."""
 
@@ -63,8 +69,8 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     """Run a loop to its end, or continue one. Call it on every rank.
 
     Raises:
-        TrainingError: an input is missing, or the policy collapsed (`CollapsedError`); checkpoints, journal, and the
-            best policy are kept.
+        TrainingError: an input is missing, another process works on the loop, or the policy collapsed
+            (`CollapsedError`); checkpoints, journal, and the best policy are kept.
         VLLMNotInstalledError: the loop has to start its own server, and vLLM is not installed.
         PolicyError: a server that is not ours is down. The loop can be resumed.
     """
@@ -73,11 +79,15 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
     if job.base_url is None and job.engine is Engine.VLLM:
         find_vllm_python()  # to fail before the model is loaded
     status = status or LoopStatus(job.iterations, quiet=True)
-    checkpoints = training_output.find_checkpoints(job.out)
     job.out.mkdir(parents=True, exist_ok=True)
-    backend = LocalBackend(prepared) if job.engine is Engine.LOCAL else ServerBackend(prepared)
-    source = _IterationSource(prepared, backend, LoopJournal(job.out / JOURNAL), status)
-    try:
+    is_main = PartialState().is_main_process
+    with contextlib.ExitStack() as stack:
+        if is_main:
+            stack.enter_context(open_journal(job.out / _LOCK, error=TrainingError))
+        checkpoints = training_output.find_checkpoints(job.out)
+        backend = LocalBackend(prepared) if job.engine is Engine.LOCAL else ServerBackend(prepared)
+        source = _IterationSource(prepared, backend, LoopJournal(job.out / JOURNAL), status)
+        stack.callback(source.close)
         trainer = OnlineTrainer(
             prepared.base.source,
             source.provide_groups,
@@ -88,7 +98,6 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
             peft_config=make_lora_config(job.lora_rank),
         )
         trainer.remove_callback(PrinterCallback)
-        is_main = trainer.accelerator.is_main_process
         if is_main:
             training_output.write_record(job.out, prepared.decisive_inputs)
         reason = f"all {job.iterations} iterations are done"
@@ -112,8 +121,6 @@ def run(job: RLJob, status: LoopStatus | None = None) -> LoopResult:
                 _list_card_facts(prepared, source.journal, iteration_count),
                 trainer.state.log_history,
             )
-    finally:
-        source.close()
     status.on_end(reason)
     return LoopResult(
         job.out, trainer.state.global_step, reason, tuple(source.journal.measurements), source.best.find_folder()
@@ -129,6 +136,7 @@ def _list_card_facts(prepared: PreparedLoop, journal: LoopJournal, iteration_cou
         "runs": f"{run_count:,} in {format_count(iteration_count, 'iteration')}",
         "reward": get_reward_name(job.reward),
         "preset": str(job.preset),
+        **({"strategy": job.strategy} if job.strategy else {}),
     }
     for measurement in journal.measurements:
         if measurement.iteration in {0, iteration_count}:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from accelerate.utils import broadcast_object_list
@@ -21,7 +20,6 @@ from memagent_training.algorithm.schedule import ScheduledStep
 from memagent_training.data.rollouts import RolloutGroup, require_known_token_ids
 from memagent_training.job.config import MultiConvDAPOConfig
 from memagent_training.job.trainer import MultiConvDAPOTrainer
-from memagent_training.job.training_output import parse_checkpoint_step
 from memagent_training.serving.policy_sync.probe import RowScorer, score_with_model
 from memagent_training.training_errors import TrainingError
 
@@ -132,15 +130,5 @@ class OnlineTrainer(MultiConvDAPOTrainer):
         return groups
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load only what the Trainer saved, because each iteration recomputes its log-probs.
-
-        Raises:
-            TrainingError: the checkpoint was saved inside an iteration.
-        """
-        step = None if checkpoint is None else parse_checkpoint_step(Path(checkpoint))
-        if step is not None and step % self._steps_per_iteration:
-            raise TrainingError(
-                f"{checkpoint} was saved inside an iteration of {self._steps_per_iteration} optimizer steps",
-                hint="Resume with the loop's original settings.",
-            )
+        """Load only what the Trainer saved, because each iteration recomputes its log-probs."""
         super(MultiConvDAPOTrainer, self)._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]

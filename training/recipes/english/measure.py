@@ -56,7 +56,7 @@ def measure(policy: str, path: Path, strategy: str, only: str | None, rows: list
 
     with (
         tempfile.TemporaryDirectory() as store,
-        MemAgent(LocalPolicy(policy, dtype="bfloat16"), strategy=strategy, store=Path(store), run_log=False) as agent,
+        MemAgent(LocalPolicy(policy), strategy=strategy, store=Path(store), run_log=False) as agent,
     ):
         for name, text, questions in read_texts(path):
             if only is not None and only not in name:
