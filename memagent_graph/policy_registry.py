@@ -91,13 +91,12 @@ def convert_to_policy(value: object, settings: PolicySettings) -> Policy:
     if not isinstance(value, type) and isinstance(value, Policy):
         refuse_settings(settings)
         return value
-    is_class = isinstance(value, type)
-    value_class: type = value if isinstance(value, type) else type(value)
-    library = value_class.__module__.partition(".")[0]
+    cls: type = value if isinstance(value, type) else type(value)
+    library = cls.__module__.partition(".")[0]
     raise PolicyError(
-        f"{'the class' if is_class else 'a value of type'} {value_class.__name__} ({library}) is not a policy",
+        f"{'the class' if cls is value else 'a value of type'} {cls.__name__} ({library}) is not a policy",
         hint=_HINT_BY_LIBRARY.get(library)
-        or ("Pass an instance of this class." if is_class else None)
+        or ("Pass an instance of this class." if cls is value else None)
         or "Pass the address of a server, a policy's name, a LangChain chat model, a client of the openai package, "
         "or an object with a name and an async method complete(prompt, sampling).",
     )

@@ -426,7 +426,7 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
             )
         if isinstance(self.policy, str) and "://" in self.policy:
             return dataclass_replace(self, policy=None, base_url=self.base_url or self.policy).resolve()
-        url = os.environ.get("OPENAI_BASE_URL")
+        settings, url = self, os.environ.get("OPENAI_BASE_URL")
         is_unnamed = self.policy is None and self.model is None and self.base_url is None
         if url and self.base_url is None and (is_unnamed or self.policy_name == "server"):
             settings = dataclass_replace(self, base_url=url, chosen_by="environment" if is_unnamed else self.chosen_by)
@@ -438,8 +438,6 @@ class ReadSettings(PolicySettings, WordingSettings, RuleSettings, SamplingSettin
                     f"`memagent policy add {ADDABLE_POLICIES[0]}`.",
                 )
             settings = dataclass_replace(self, model=name, chosen_by="added")
-        else:
-            settings = self
         log.info("%s", settings.policy_reason)
         return settings
 

@@ -19,7 +19,14 @@ from pydantic import BaseModel, Field
 from langchain_memagent.detached_reads import report_read
 from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
 from langchain_memagent.rolling_history import RollingHistory
-from langchain_memagent.transcripts import Questions, find_latest_request, get_block_text, make_result_question
+from langchain_memagent.transcripts import (
+    Questions,
+    find_latest_request,
+    get_block_text,
+    get_messages,
+    make_result_question,
+    replace_text,
+)
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
@@ -146,9 +153,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
         """Run the tool, and read its result if that is too long."""
         result = handler(request)
-        if not self._needs_reading(request, result):
-            return result
-        return run_in_graph(self._read_results(request, result))
+        return run_in_graph(self._read_results(request, result)) if self._needs_reading(request, result) else result
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
@@ -192,7 +197,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             if token_count <= self._result_tokens:
                 return message, {}
             document = await self._store_result(text, tool)
-            user_request = find_latest_request(_get_messages(request.state))
+            user_request = find_latest_request(get_messages(request.state))
             question = make_result_question(
                 user_request[1] if user_request else None,
                 tool,
@@ -314,14 +319,6 @@ def _find_tool_messages(result: ToolResult) -> list[ToolMessage]:
     return []
 
 
-def _get_messages(state: Any) -> list[AnyMessage]:
-    """Return the messages of an agent's state of any type."""
-    if isinstance(state, list):
-        return state
-    messages = state.get("messages") if isinstance(state, dict) else getattr(state, "messages", None)
-    return list(messages or [])
-
-
 def _format_reading(tool: str, token_count: int, result: ReadResult) -> str:
     """Return the text that the model sees in place of a tool result of `token_count` tokens that was read."""
     return (
@@ -382,9 +379,6 @@ def _find_long_text(message: ToolMessage, max_tokens: int) -> str | None:
 
 def _replace_text(message: ToolMessage, text: str, values: dict[str, Any]) -> ToolMessage:
     """Return the message with another text, and `values` in its metadata."""
-    content: str | list[str | dict[str, Any]] = text
-    if not isinstance(message.content, str):
-        other_blocks = [block for block in message.content if get_block_text(block) is None]
-        content = [{"type": "text", "text": text}, *other_blocks] if other_blocks else text
     metadata = {**message.response_metadata, "memagent": values}
+    content = replace_text(message.content, text)
     return message.model_copy(update={"content": content, "response_metadata": metadata})

@@ -6,12 +6,13 @@ cut to a maximum length, and marked as text of the document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from langchain_core.messages import ToolMessage
 from typing_extensions import TypedDict
 
+from langchain_memagent.transcripts import get_messages
 from memagent_graph.documents import DocumentRef
 from memagent_graph.errors import MemAgentError
 from memagent_graph.events import StopReason
@@ -77,7 +78,7 @@ def find_unfinished_runs(state: Any, tool_name: str) -> dict[tuple[str, str], st
     The run ids come from the artifacts of the tool messages in an agent's state.
     """
     run_ids: dict[tuple[str, str], str] = {}
-    for message in (state.get("messages") if isinstance(state, Mapping) else None) or ():
+    for message in get_messages(state):
         if not isinstance(message, ToolMessage) or message.name != tool_name or not isinstance(message.artifact, dict):
             continue
         document = message.artifact.get("document") or {}

@@ -23,6 +23,7 @@ from langchain_memagent.transcripts import (
     find_safe_cuts,
     format_transcript,
     make_history_question,
+    replace_text,
 )
 from memagent_graph.budget import Budget
 from memagent_graph.documents import Document, DocumentStore
@@ -192,7 +193,8 @@ def _shorten_request(
     message = messages[position]
     assert isinstance(message, HumanMessage)  # noqa: S101  find_latest_request looks for nothing else
     short_text = shorten_text(text, max(1, max_tokens // 4), tokenizer.count)
-    return message if short_text == text else message.model_copy(update={"content": short_text})
+    content = replace_text(message.content, short_text)
+    return message if short_text == text else message.model_copy(update={"content": content})
 
 
 def _list_cuts(messages: Sequence[BaseMessage], thread_id: str) -> dict[int, str]:

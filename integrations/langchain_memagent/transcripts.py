@@ -6,16 +6,24 @@ A cut never separates tool calls from their results.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from pydantic import BeforeValidator
 
 from memagent_graph.tokenizers import Tokenizer
 from memagent_graph.tokenizers.pieces import shorten_text
 
 _SPEAKERS = ((HumanMessage, "User"), (AIMessage, "Assistant"), (SystemMessage, "System"))
+
+
+def get_messages(state: Any) -> list[AnyMessage]:
+    """Return the messages of an agent's state of any type."""
+    if isinstance(state, list):
+        return state
+    messages = state.get("messages") if isinstance(state, Mapping) else getattr(state, "messages", None)
+    return list(messages or [])
 
 
 def format_transcript(messages: Iterable[BaseMessage]) -> str:
@@ -61,6 +69,12 @@ def get_block_text(block: str | dict[str, Any]) -> str | None:
         return block
     text = block.get("text")
     return text if block.get("type") == "text" and isinstance(text, str) else None
+
+
+def replace_text(content: str | list[str | dict[str, Any]], text: str) -> str | list[str | dict[str, Any]]:
+    """Return a message's content with another text; blocks that are not text are kept."""
+    other_blocks = [] if isinstance(content, str) else [block for block in content if get_block_text(block) is None]
+    return [{"type": "text", "text": text}, *other_blocks] if other_blocks else text
 
 
 def find_safe_cuts(messages: Sequence[BaseMessage]) -> list[int]:

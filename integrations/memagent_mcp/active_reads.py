@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from memagent_graph.errors import RunError
+from memagent_graph.reading.run_history import await_result
 from memagent_graph.results import ReadResult
 from memagent_graph.trace import MemoryUpdate
 
@@ -84,11 +84,17 @@ class ActiveReads:
         Raises:
             MemAgentError: the read failed, or `cancel` cancelled it.
         """
+
+        def add_update(update: MemoryUpdate) -> Awaitable[None] | None:
+            read.update = update
+            read.wake_waiting_calls()
+            return None if report is None else report(update)
+
         if isinstance(read.outcome, RunError):  # `cancel` was called before the read began
             raise read.outcome
         read.task = asyncio.current_task()
         try:
-            read.outcome = result = await _consume_stream(read, stream, report)
+            read.outcome = result = await await_result(stream, add_update)
             return result
         except asyncio.CancelledError:
             read.outcome = _make_cancelled_error(read)
@@ -135,17 +141,3 @@ class ActiveReads:
 
 def _make_cancelled_error(read: ActiveRead) -> RunError:
     return RunError("the read was cancelled", hint="Call resume_read to continue it.", run_id=read.run_id)
-
-
-async def _consume_stream(
-    read: ActiveRead, stream: ReadStream, report: Callable[[MemoryUpdate], Awaitable[None]] | None
-) -> ReadResult:
-    async with aclosing(stream):
-        async for item in stream:
-            if isinstance(item, ReadResult):
-                return item
-            read.update = item
-            read.wake_waiting_calls()
-            if report is not None:
-                await report(item)
-    raise AssertionError("the last item of a read's stream is its result")

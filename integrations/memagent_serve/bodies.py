@@ -145,7 +145,7 @@ def require_size(body_bytes: int, max_bytes: int) -> None:
     if body_bytes > max_bytes:
         raise APIError(
             413,
-            f"the body may have at most {max_bytes:,} bytes; upload a long document with POST /v1/files and refer to "
-            "it by its file_id, or start the server with a larger --max-body",
+            f"the body may have at most {max_bytes:,} bytes: the limit is --max-body, or --storage for an upload, or "
+            "max_bytes of the key. POST /v1/files takes a long document, which requests then name by its file_id",
             code="request_too_large",
         )

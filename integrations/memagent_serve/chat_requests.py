@@ -26,6 +26,7 @@ _MAX_STRINGS: Final = 1_000_000
 _JSON_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A string, or what begins like one and never ends: it matches at every quote, so the time is linear."""
 _EMPTY_VALUES: Final = frozenset({b"null", b"false", b"0", b"0.0", b"[]", b"{}", b'""'})
+_DEFAULTS: Final = {"response_format": {"type": "text"}, "modalities": ["text"]}
 
 _fields_decoder: Final = msgspec.json.Decoder(dict[str, Raw])
 _list_decoder: Final = msgspec.json.Decoder(list[Raw])
@@ -161,8 +162,10 @@ class ChatRequest:
             return msgspec.convert(msgspec.json.decode(msgspec.json.encode(option_fields)), Options, strict=False)
 
     def has_value(self, name: str) -> bool:
-        """Return whether a field has a value: not null, false, 0 or empty."""
-        return name in self.fields and not _is_one_of(self.fields[name], _EMPTY_VALUES)
+        """Return whether a field has a value other than its default: not null, false, 0, empty, or text."""
+        if name not in self.fields or _is_one_of(self.fields[name], _EMPTY_VALUES):
+            return False
+        return name not in _DEFAULTS or msgspec.json.decode(self.fields[name]) != _DEFAULTS[name]
 
     @property
     def parts(self) -> dict[PartPosition, MessagePart]:

@@ -22,6 +22,7 @@ from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.reader import MemAgent
+from memagent_graph.reading.run_history import await_result
 from memagent_graph.reading.state import ReaderContext
 from memagent_graph.results import ReadResult
 from memagent_graph.tokenizers.pieces import shorten_text
@@ -136,8 +137,10 @@ class ChatCompletions:
                 return long_request
             try:
                 self.metrics.completions.labels("read_and_passed" if long_request.continuation else "read").inc()
+                is_new = request.headers.get(NEW_READ_HEADER) in {"1", "true"}
+                is_retry = request.headers.get("X-Stainless-Retry-Count", "0") != "0"  # of an official client
                 read, start_kind = await self.manager.start(
-                    long_request.read_request, read_again=request.headers.get(NEW_READ_HEADER) in {"1", "true"}
+                    long_request.read_request, read_again=is_new and not is_retry
                 )
             except BaseException:
                 await long_request.reservation.aclose()
@@ -237,11 +240,10 @@ class ChatCompletions:
         options = chat.options
         requested_tokens, budget_tokens = options.answer_tokens, context.budget.answer_tokens
         lowers_budget = requested_tokens is not None and requested_tokens < budget_tokens and not needs_continuation
-        source_names = tuple(source.name for source in sources)
         reference = sources[0].reference if len(sources) == 1 else None
         return LongRequest(
             options=options,
-            source_names=source_names,
+            source_names=tuple(source.name for source in sources),
             read_request=ReadRequest(
                 owner=owner,
                 document=reference or await self.uploads.add_text(owner, join_sources(sources), replaces_held=True),
@@ -264,13 +266,10 @@ class ChatCompletions:
     # Replies
 
     async def _respond(self, long_request: LongRequest, read: ServedRead) -> Response:
-        async with aclosing(self.manager.follow(read)) as changes:
-            async for change in changes:
-                if isinstance(change, ReadResult):
-                    if (continuation := long_request.continuation) is not None:
-                        return await self._continue(long_request, continuation, change)
-                    return await self._answer(long_request, change)
-        raise AssertionError("a read that is followed ends with its result")
+        result = await await_result(self.manager.follow(read))
+        if (continuation := long_request.continuation) is not None:
+            return await self._continue(long_request, continuation, result)
+        return await self._answer(long_request, result)
 
     async def _answer(self, long_request: LongRequest, result: ReadResult) -> Response:
         text = format_answer(result, long_request.options.stop_texts)

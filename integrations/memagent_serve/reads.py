@@ -334,6 +334,7 @@ class ReadManager:
                 409,
                 f"the read {read.run_id} was {state.value}; send the same request again, and it continues",
                 code="read_cancelled",
+                headers={"X-Should-Retry": "false"},  # the official clients send a request again after 409
             )
             raise
         except Exception as failure:  # noqa: BLE001  the followers raise it; nothing else awaits this task

@@ -163,7 +163,9 @@ _tool_calls_decoder: Final[msgspec.json.Decoder[list[_ToolCall] | None]] = msgsp
 
 # The request with the findings
 
-_SERVER_FIELDS: Final = ("tools", "functions", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty")
+_SERVER_FIELDS: Final = (
+    "tools", "functions", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "response_format"
+)  # fmt: skip
 """Fields that only the model server supports."""
 
 
@@ -174,16 +176,8 @@ def needs_model_server(plan: ReadingPlan) -> bool:
     the older part of a conversation are read.
     """
     request = plan.request
-    needs_field = any(map(request.has_value, _SERVER_FIELDS)) or (
-        request.has_value("response_format") and not _is_text_format(request)
-    )
     reads_results = any(request.messages[position.message].role in {"tool", "function"} for position in plan.positions)
-    return needs_field or reads_results or plan.history_length > 0
-
-
-def _is_text_format(request: ChatRequest) -> bool:
-    value = msgspec.json.decode(request.fields["response_format"])
-    return isinstance(value, dict) and value.get("type") == "text"
+    return any(map(request.has_value, _SERVER_FIELDS)) or reads_results or plan.history_length > 0
 
 
 @dataclass(frozen=True)

@@ -167,8 +167,7 @@ def _close_session(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLo
     close_coroutine = session.close()
     if loop.is_running():
         future = asyncio.run_coroutine_threadsafe(close_coroutine, loop)
-        # In a forked process, the loop has no thread that could run it.
-        if asyncio._get_running_loop() is not loop and process_id == os.getpid():
+        if asyncio._get_running_loop() is not loop and process_id == os.getpid():  # a forked process has no such thread
             with suppress(Exception):
                 future.result(_MAX_PAUSE_SECONDS)
     else:

@@ -6,10 +6,11 @@ newest checkpoint counts.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from inspect import isawaitable
+from typing import Any, TypeVar
 
 import msgspec
 from langchain_core.runnables import RunnableConfig
@@ -21,7 +22,9 @@ from memagent_graph.reading.graph import ReaderGraph
 from memagent_graph.reading.state import ReaderContext, ReaderState
 from memagent_graph.results import ReadResult, Usage
 from memagent_graph.run_log.records import describe_edit
-from memagent_graph.trace import Call, MemoryUpdate, Trace, Writes, pack_call, unpack_calls
+from memagent_graph.trace import Call, Trace, Writes, pack_call, unpack_calls
+
+T = TypeVar("T")
 
 
 def make_result_from_state(graph: ReaderGraph, state: Mapping[str, Any], trace: Trace) -> ReadResult:
@@ -72,15 +75,15 @@ def _estimate_document_tokens(state: Mapping[str, Any], trace: Trace, counted_to
 
 
 async def await_result(
-    stream: AsyncGenerator[MemoryUpdate | ReadResult, None], report: Callable[[MemoryUpdate], None] | None = None
+    stream: AsyncGenerator[T | ReadResult, None], report: Callable[[T], Awaitable[None] | None] | None = None
 ) -> ReadResult:
-    """Return the result at the end of a reader's stream. Updates are reported as they arrive."""
+    """Return the result at the end of a read's stream. Updates are reported as they arrive."""
     async with aclosing(stream):
         async for item in stream:
             if isinstance(item, ReadResult):
                 return item
-            if report is not None:
-                report(item)
+            if report is not None and isawaitable(reported := report(item)):
+                await reported
     raise AssertionError("a stream ends with its result")
 
 

@@ -419,16 +419,13 @@ class TestHistories:
     async def test_a_request_longer_than_the_limit_is_shortened(self, make_reader) -> None:
         model = make_chat_model("fine")
         agent = self.make_agent(make_reader(), model)
-        messages = [
-            HumanMessage("a"),
-            AIMessage("b"),
-            AIMessage("c"),
-            HumanMessage("Begin. " + "word " * 500 + "The end."),
-        ]
+        image = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
+        request_blocks: Any = [{"type": "text", "text": "Begin. " + "word " * 500 + "The end."}, image]
+        messages = [HumanMessage("a"), AIMessage("b"), AIMessage("c"), HumanMessage(request_blocks)]
         await ask(agent, {"messages": messages})
         request = model.prompts[-1][-1].text
-        assert request.startswith("Begin.")
-        assert " [...] " in request and request.endswith("The end.")
+        assert request.startswith("Begin.") and model.prompts[-1][-1].content[1:] == [image]
+        assert " [...] " in request and request.endswith("The end.\n[image]")
         assert load_tokenizer("embedded").count(request) <= 100
 
     async def test_a_history_with_a_lone_surrogate_is_read(self, make_reader) -> None:

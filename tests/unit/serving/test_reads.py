@@ -85,12 +85,12 @@ def test_equal_request_joins_the_running_read_of_its_client(slow_upstream: FakeS
 
 
 def test_new_read_header_starts_a_read_that_later_requests_get(upstream: FakeServer, tmp_path: Path) -> None:
+    new_read = {"X-Memagent-New-Read": "1"}
+    headers = ({}, new_read, {**new_read, "X-Stainless-Retry-Count": "1"}, {})
     with serve(upstream.base_url, tmp_path) as server:
-        first_reply = post(server.api, make_request())
-        new_reply = post(server.api, make_request(), **{"X-Memagent-New-Read": "1"})
-        later_reply = post(server.api, make_request())
-    ids = [reply.headers["X-Memagent-Run-Id"] for reply in (first_reply, new_reply, later_reply)]
-    assert ids[0] != ids[1] == ids[2]
+        replies = [post(server.api, make_request(), **values) for values in headers]
+    ids = [reply.headers["X-Memagent-Run-Id"] for reply in replies]
+    assert ids[0] != ids[1] == ids[2] == ids[3]
     assert set(count_sections(upstream).values()) == {2}
 
 
@@ -162,9 +162,9 @@ def test_read_is_shown_and_cancelled_by_id_and_resumes_on_request(slow_upstream:
         details = httpx2.get(f"{server.api}/reads/{read['run_id']}", headers=key).json()
         assert details["state"] == read["state"] == "running"
         assert details["chunks"] > 1 and "owner" not in details
-        reply = httpx2.post(f"{server.api}/reads/{read['run_id']}/cancel", headers=key)
-        assert reply.json()["state"] == "cancelled"
-        assert pending_reply.result().status_code == 409
+        assert httpx2.post(f"{server.api}/reads/{read['run_id']}/cancel", headers=key).json()["state"] == "cancelled"
+        cancelled_reply = pending_reply.result()
+        assert (cancelled_reply.status_code, cancelled_reply.headers["X-Should-Retry"]) == (409, "false")
         server.resources.ledger.mark(read["run_id"], ReadState.RUNNING)  # as a killed server leaves it
         for url in (f"{server.api}/reads", f"{server.api}/reads/{read['run_id']}"):
             assert '"state":"interrupted"' in httpx2.get(url, headers=key).text

@@ -100,7 +100,7 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("text", [
-    'alice = "short"', f'"../x" = "{KEY}"', f'alice = "{KEY}"\nbob = "{KEY}"', "alice = 3", "alice",
+    "# alice", 'alice = "short"', f'"../x" = "{KEY}"', f'alice = "{KEY}"\nbob = "{KEY}"', "alice = 3", "alice",
     f'[alice]\nkey = "{KEY}"\nmax_tokens = -1', f'[alice]\nkey = "{KEY}"\nadmin = true',
 ])  # fmt: skip
 def test_invalid_keys_file_is_refused_without_showing_keys(tmp_path: Path, text: str) -> None:
