@@ -12,6 +12,8 @@ from pathlib import Path
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
+_JOINERS = "\u200c\u200d"
+"""They shape letters, as in Persian and Hindi, and join emoji."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _QUOTED_PATH = re.compile(
     r"(?<!\w)(['\"])(?:[A-Za-z]:\\|~?/|\\\\)(?![\s/])(?:(?!\1| /)[^\n])*[/\\]((?:(?!\1)[^\n/\\])+[/\\]*)\1"
@@ -42,7 +44,7 @@ def make_printable(text: str) -> str:
 
 def make_one_line(text: str, max_characters: int | None = None) -> str:
     """Return a text in one line, cut to `max_characters`. Unprintable characters become spaces."""
-    line = "".join(character if character.isprintable() else " " for character in text)
+    line = "".join(character if character.isprintable() or character in _JOINERS else " " for character in text)
     return line if max_characters is None or len(line) <= max_characters else line[: max_characters - 1] + "…"
 
 

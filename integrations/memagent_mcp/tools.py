@@ -80,6 +80,7 @@ class Tools:
     max_limits: Limits
     """Limits of each read. A call can only lower them."""
     active_reads: ActiveReads = field(default_factory=ActiveReads)
+    _resume_lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @property
     def supported_tools(self) -> list[Callable[..., Any]]:
@@ -183,17 +184,18 @@ class Tools:
 
         If the read is running, this waits for it. If it is finished, this returns its answer again, at no cost.
         """
-        read = self.active_reads.find(run_id)
-        if read is None or read.outcome is not None:
-            read_limits = self.max_limits.tighten(Limits(max_chunks, max_tokens, max_seconds))
-            read = ActiveRead(run_id, "", "the document")
-            if self.reader.run_log is not None:
-                record = await asyncio.to_thread(self.reader.run_log.get, run_id)
-                read = ActiveRead(run_id, record.question, record.document["name"])
-            self.active_reads.register(read)
-            self.active_reads.start_in_background(
-                self.active_reads.run(read, self.reader.astream_resume(run_id, limits=read_limits), None)
-            )
+        async with self._resume_lock:  # calls at the same time wait for one read
+            read = self.active_reads.find(run_id)
+            if read is None or read.outcome is not None:
+                read_limits = self.max_limits.tighten(Limits(max_chunks, max_tokens, max_seconds))
+                read = ActiveRead(run_id, "", "the document")
+                if self.reader.run_log is not None:
+                    record = await asyncio.to_thread(self.reader.run_log.get, run_id)
+                    read = ActiveRead(run_id, record.question, record.document["name"])
+                self.active_reads.register(read)
+                self.active_reads.start_in_background(
+                    self.active_reads.run(read, self.reader.astream_resume(run_id, limits=read_limits), None)
+                )
         return await shield_work(self._await_result(context, read, 0 if background else None))
 
     async def list_runs(

@@ -82,8 +82,8 @@ async def await_result(
         async for item in stream:
             if isinstance(item, ReadResult):
                 return item
-            if report is not None and isawaitable(reported := report(item)):
-                await reported
+            if report is not None and isawaitable(delivery := report(item)):
+                await delivery
     raise AssertionError("a stream ends with its result")
 
 

@@ -121,8 +121,9 @@ async def test_a_cancelled_read_is_resumed_at_its_chunk(tmp_path, cancellation) 
         await asyncio.sleep(0.1)
         assert len(policy.prompts) == prompt_count, "the read has ended"
         assert "resume_read" in get_error_text(await session.call_tool("wait", {"run_id": run_id}))
-        resumed_read = get_answer(await session.call_tool("resume_read", {"run_id": run_id}))
-        assert (resumed_read["answer"], resumed_read["run_id"]) == ("4711", run_id)
+        calls = [session.call_tool("resume_read", {"run_id": run_id}) for _ in range(3)]
+        resumed_reads = [get_answer(result) for result in await asyncio.gather(*calls)]
+        assert [(read["answer"], read["run_id"]) for read in resumed_reads] == [("4711", run_id)] * 3
         assert get_answer(await session.call_tool("resume_read", {"run_id": run_id}))["answer"] == "4711"
     sections = get_sections(policy.prompts)
     assert len(sections) - len(set(sections)) <= 1, "at most the chunk at which it was cancelled"
