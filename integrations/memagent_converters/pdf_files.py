@@ -72,7 +72,6 @@ def convert(source: SourceFile) -> Parts:
         try:
             page = document[page_index]
             text, omissions = _convert_page(document, page, label)
-            page.close()
         except pypdfium2.PdfiumError as error:
             raise ConversionError(
                 f"{label} of the PDF file {source.name} cannot be read: {error}",
@@ -80,11 +79,23 @@ def convert(source: SourceFile) -> Parts:
             ) from error
         yield Block(text if page_index == pages[-1] else text + BLOCK_SEPARATOR, label)
         yield from omissions
+        for annotation in _iter_annotations(page):
+            if file := pdfium_api.FPDFAnnot_GetFileAttachment(annotation):
+                yield from _convert_attachment(source, pypdfium2.PdfAttachment(file, document))
+        page.close()
     yield from _read_xfa_values(document)
     for index in range(document.count_attachments()):
-        attachment = document.get_attachment(index)
+        yield from _convert_attachment(source, document.get_attachment(index))
+
+
+def _convert_attachment(source: SourceFile, attachment: Any) -> Parts:
+    try:
+        data = bytes(attachment.get_data())
+    except pypdfium2.PdfiumError:
+        yield Omission("attached files without content", attachment.get_name(), "Read them as documents of their own.")
+    else:
         yield Block(BLOCK_SEPARATOR)
-        yield from source.convert_embedded(attachment.get_name(), bytes(attachment.get_data()))
+        yield from source.convert_embedded(attachment.get_name(), data)
 
 
 def _open_document(source: SourceFile) -> Any:
@@ -264,13 +275,17 @@ def _describe_content(page: Any, *, has_text: bool) -> str | None:
     return "pages that are drawn, without characters" if is_drawn else None
 
 
+def _iter_annotations(page: Any) -> Iterator[Any]:
+    for index in range(min(pdfium_api.FPDFPage_GetAnnotCount(page), _MAX_FIELDS)):
+        if annotation := pdfium_api.FPDFPage_GetAnnot(page, index):
+            yield annotation
+            pdfium_api.FPDFPage_CloseAnnot(annotation)
+
+
 def _format_annotations(document: Any, page: Any) -> Iterator[str]:
     """Yield a page's annotations as lines: form fields with their values, notes, texts."""
     form_environment = document.formenv
-    for index in range(min(pdfium_api.FPDFPage_GetAnnotCount(page), _MAX_FIELDS)):
-        annotation = pdfium_api.FPDFPage_GetAnnot(page, index)
-        if not annotation:
-            continue
+    for annotation in _iter_annotations(page):
         subtype = pdfium_api.FPDFAnnot_GetSubtype(annotation)
         if subtype == pdfium_api.FPDF_ANNOT_WIDGET and form_environment is not None:
             line = _format_field(form_environment, annotation)
@@ -279,7 +294,6 @@ def _format_annotations(document: Any, page: Any) -> Iterator[str]:
         else:
             contents = _read_string(pdfium_api.FPDFAnnot_GetStringValue, annotation, b"Contents").strip()
             line = f"[Note: {contents}]" if contents else ""
-        pdfium_api.FPDFPage_CloseAnnot(annotation)
         if line:
             yield line
 
