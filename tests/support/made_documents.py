@@ -357,16 +357,14 @@ def _pdf_files() -> Iterator[Case]:
     objects = f"61:<< /Length {len(packet)} >>\nstream\n{packet}\nendstream"
     root = "/NeedsRendering true /AcroForm << /Fields [] /XFA [(datasets) 61 0 R] >>"
     yield pdf("xfa", [line("Please wait...")], "name: umbrella", omissions=("1 XFA forms",), objects=objects, root=root)
-    inner = b"The attached fact."
-    attached = f"60:<< /Type /Filespec /F (note.txt) /UF (note.txt) /EF << /F 61 0 R >> >>\n\n61:<< /Type /EmbeddedFile /Length {len(inner)} >>\nstream\n{inner.decode()}\nendstream"
+    inner = "The attached fact."
+    file = f"60:<< /Type /Filespec /F (note.txt) /UF (note.txt) /EF << /F 61 0 R >> >>\n\n61:<< /Type /EmbeddedFile /Length {len(inner)} >>\nstream\n{inner}\nendstream"
     root = "/Names << /EmbeddedFiles << /Names [(note.txt) 60 0 R] >> >>"
-    yield pdf("attached", [line("Body.")], "Body.", "The attached fact.", objects=attached, root=root)
-    attached += "\n\n62:<< /Type /Annot /Subtype /FileAttachment /Rect [72 600 90 620] /FS 60 0 R >>"
-    yield pdf(
-        "clip", [line("Body.")] * 2, "Body.", "The attached fact.", annotations="/Annots [62 0 R]", objects=attached
-    )
-    damaged = "60:<< /Type /Filespec /F (note.txt) /UF (note.txt) >>"
-    yield pdf("damaged", [line("Body.")], "Body.", omissions=("1 attached files",), objects=damaged, root=root)
+    yield pdf("attached", [line("Body.")], "Body.", inner, objects=file, root=root)
+    clip = f"{file}\n\n62:<< /Type /Annot /Subtype /FileAttachment /Rect [72 600 90 620] /FS 60 0 R >>"
+    yield pdf("clip", [line("Body.")] * 2, "Body.", inner, annotations="/Annots [62 0 R]", objects=clip)
+    empty = "60:<< /Type /Filespec /UF (note.txt) >>"
+    yield pdf("empty", [line("Body.")], "Body.", omissions=("1 attached files",), objects=empty, root=root)
     split = "BT /F1 12 Tf 14 TL 72 720 Td (Her name is Alex-) Tj T* (androva, she said.) Tj ET"
     yield pdf("hyphen", [split], "Alexandrova", lost=("\ufffe",))
     moved = "BT /F1 12 Tf 72 720 Td (It has 10) Tj /F1 7 Tf 5 Ts (6) Tj 0 Ts /F1 12 Tf ( kg of CO) Tj /F1 7 Tf -3 Ts (2) Tj 0 Ts /F2 12 Tf ( x) Tj /F2 7 Tf 5 Ts (2) Tj ET"
