@@ -363,8 +363,7 @@ def _pdf_files() -> Iterator[Case]:
     yield pdf("attached", [line("Body.")], "Body.", inner, objects=file, root=root)
     clip = f"{file}\n\n62:<< /Type /Annot /Subtype /FileAttachment /Rect [72 600 90 620] /FS 60 0 R >>"
     yield pdf("clip", [line("Body.")] * 2, "Body.", inner, annotations="/Annots [62 0 R]", objects=clip)
-    empty = "60:<< /Type /Filespec /UF (note.txt) >>"
-    yield pdf("empty", [line("Body.")], "Body.", omissions=("1 attached files",), objects=empty, root=root)
+    yield pdf("empty", [line("Body.")], "Body.", omissions=("1 attached files",), objects="60:<< /UF (x) >>", root=root)
     split = "BT /F1 12 Tf 14 TL 72 720 Td (Her name is Alex-) Tj T* (androva, she said.) Tj ET"
     yield pdf("hyphen", [split], "Alexandrova", lost=("\ufffe",))
     moved = "BT /F1 12 Tf 72 720 Td (It has 10) Tj /F1 7 Tf 5 Ts (6) Tj 0 Ts /F1 12 Tf ( kg of CO) Tj /F1 7 Tf -3 Ts (2) Tj 0 Ts /F2 12 Tf ( x) Tj /F2 7 Tf 5 Ts (2) Tj ET"
