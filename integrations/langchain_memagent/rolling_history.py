@@ -22,6 +22,7 @@ from langchain_memagent.transcripts import (
     find_latest_request,
     find_safe_cuts,
     format_transcript,
+    get_block_text,
     make_history_question,
     replace_text,
 )
@@ -192,6 +193,8 @@ def _shorten_request(
     position, text = request
     message = messages[position]
     assert isinstance(message, HumanMessage)  # noqa: S101  find_latest_request looks for nothing else
+    if not isinstance(message.content, str):
+        text = "\n".join(filter(None, map(get_block_text, message.content)))  # the other blocks are kept
     short_text = shorten_text(text, max(1, max_tokens // 4), tokenizer.count)
     content = replace_text(message.content, short_text)
     return message if short_text == text else message.model_copy(update={"content": content})

@@ -11,7 +11,6 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +23,7 @@ from memagent_corpus.table_folder import TablePart
 from memagent_graph.errors import CorpusError
 from memagent_graph.storage.database import UnknownSchemaError, open_database
 
+# rows.failed: 0 for an answer, 1 for an error, 2 for the answer from an earlier version of the document.
 _SCHEMA: Final = (
     "CREATE TABLE documents (name TEXT PRIMARY KEY, version TEXT NOT NULL, begun INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE rows (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, document TEXT NOT "
@@ -72,17 +72,15 @@ class CorpusLedger:
                 return DocumentTask(document, tuple(questions), is_begun=False)
             rows = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
         is_changed = bool(rows) and bool(record["version"]) and bool(version) and record["version"] != version
-        if is_changed and {row["question"] for row in rows} - {*map(_hash_question, questions)}:
-            document = replace(document, version=record["version"])  # rows of other questions still are of this version
         answered_digests = (
-            set() if is_changed else {row["question"] for row in rows if not (row["failed"] and retry_failed)}
+            set() if is_changed else {row["question"] for row in rows if row["failed"] <= (not retry_failed)}
         )
         open_questions = tuple(question for question in questions if _hash_question(question) not in answered_digests)
         if not open_questions and version and not record["version"]:
             # The rows come from an adopted part. With the version, later changes of the document can be detected.
             with self._transaction() as connection:
                 connection.execute("UPDATE documents SET version = ? WHERE name = ?", (version, name))
-        answered_ids = frozenset(row["id"] for row in rows if not row["failed"])
+        answered_ids = frozenset(row["id"] for row in rows if row["failed"] != 1)
         return DocumentTask(document, open_questions, bool(record["begun"]) or is_changed, answered_ids, is_changed)
 
     def mark_begun(self, document: str) -> None:
@@ -93,14 +91,30 @@ class CorpusLedger:
                 (_to_storable(document),),
             )
 
-    def store_rows(self, document: str, version: str, rows: Sequence[CorpusRow]) -> int:
+    def store_rows(self, document: str, version: str, rows: Sequence[CorpusRow], questions: Sequence[str] = ()) -> int:
         """Store a document's rows and mark the document as finished. The rows replace older ones for the questions.
+
+        Args:
+            document: its name.
+            version: the version of the source; empty if it is unknown, or questions are postponed.
+            rows: the new rows.
+            questions: the questions with a row for this version. If it is new, answers to others become outdated.
 
         Returns:
             The size of the encoded rows in bytes.
         """
         name, payloads = _to_storable(document), [encode_row(row) for row in rows]
         with self._transaction() as connection:
+            if version:
+                connection.execute(
+                    "UPDATE rows SET failed = 2 WHERE document = ?1 AND failed = 0 AND EXISTS "
+                    "(SELECT 1 FROM documents WHERE name = ?1 AND version NOT IN ('', ?2))",
+                    (name, version),
+                )
+                connection.executemany(
+                    "UPDATE rows SET failed = 0 WHERE document = ? AND question = ? AND failed = 2",
+                    [(name, _hash_question(question)) for question in questions],
+                )
             for row, payload in zip(rows, payloads, strict=True):
                 question = _hash_question(row.question)
                 _remove_row(connection, name, question)
@@ -124,7 +138,7 @@ class CorpusLedger:
     def count_rows(self) -> tuple[int, int]:
         """Return the number of rows, and the number of failed rows among them."""
         with self._locked_connection() as connection:
-            rows, failed = connection.execute("SELECT count(*), coalesce(sum(failed), 0) FROM rows").fetchone()
+            rows, failed = connection.execute("SELECT count(*), coalesce(sum(failed = 1), 0) FROM rows").fetchone()
             return int(rows), int(failed)
 
     # Rows that wait for a part

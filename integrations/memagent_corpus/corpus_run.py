@@ -24,7 +24,7 @@ from memagent_corpus.corpus_rows import CorpusRow
 from memagent_corpus.source_access import CorpusDocument, CorpusSize
 from memagent_corpus.table_folder import TableFolder
 from memagent_corpus.table_writer import TableWriter
-from memagent_graph.errors import CorpusError, PolicyOverloadedError, RunError, RunHeldError
+from memagent_graph.errors import CorpusError, PolicyOverloadedError, PromptCutError, RunError, RunHeldError
 from memagent_graph.events import EventKind
 from memagent_graph.storage.file_locks import lease
 
@@ -38,7 +38,7 @@ _MAX_SKIPPED_DOCUMENTS: Final = 4096
 _MAX_NAMED_FAILURES: Final = 5
 _MAX_CONSECUTIVE_FAILURES: Final = 12
 """The run stops if the policy fails for this many documents in a row, because the server is probably down."""
-_RETRIED_ERRORS: Final = POLICY_ERRORS | {RunHeldError.__name__}
+_RETRIED_ERRORS: Final = POLICY_ERRORS - {PromptCutError.__name__} | {RunHeldError.__name__}
 """After these errors, a document is read again once all others are finished."""
 
 
@@ -292,10 +292,10 @@ class _CorpusRun:
         if not self._is_last_pass and any(row.error_kind in _RETRIED_ERRORS for row in rows):
             self._postponed_count += 1
             if rows := [row for row in rows if row.error_kind not in _RETRIED_ERRORS]:
-                await self._add_rows(document, "", rows)
+                await self._add_rows(task, "", rows)
             await asyncio.to_thread(self._writer.ledger.mark_begun, document.name)
             return not self._is_limit_reached()
-        await self._add_rows(document, document.version, rows)
+        await self._add_rows(task, document.version, rows)
         summary = self._summary
         summary.read += 1
         if any(row.has_error for row in rows):
@@ -309,9 +309,9 @@ class _CorpusRun:
             self._watcher.on_document(document, rows)
         return not self._is_limit_reached()
 
-    async def _add_rows(self, document: CorpusDocument, version: str, rows: Sequence[CorpusRow]) -> None:
+    async def _add_rows(self, task: DocumentTask, version: str, rows: Sequence[CorpusRow]) -> None:
         """Add rows to the ledger, and write a part of the table if one is due."""
-        await asyncio.to_thread(self._writer.add_rows, document.name, version, rows)
+        await asyncio.to_thread(self._writer.add_rows, task.document.name, version, rows, task.questions)
         if not self._has_shared_checkpoints:
             await self._reader.delete_checkpoints(row.id for row in rows if row.chunks)
         self._summary.tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)

@@ -94,9 +94,9 @@ class TableWriter:
         self._rewrite_stale_parts()
         self._count_waiting_rows()
 
-    def add_rows(self, document: str, version: str, rows: Sequence[CorpusRow]) -> None:
-        """Add a finished document's rows to the ledger. They are safe when this returns."""
-        added_bytes = self.ledger.store_rows(document, version, rows)
+    def add_rows(self, document: str, version: str, rows: Sequence[CorpusRow], questions: Sequence[str]) -> None:
+        """Add a finished document's rows to the ledger (`CorpusLedger.store_rows`). They are safe when this returns."""
+        added_bytes = self.ledger.store_rows(document, version, rows, questions)
         with self._count_lock:
             self._waiting_rows, self._waiting_bytes = self._waiting_rows + len(rows), self._waiting_bytes + added_bytes
 

@@ -140,7 +140,7 @@ class ChatCompletions:
                 is_new = request.headers.get(NEW_READ_HEADER) in {"1", "true"}
                 is_retry = request.headers.get("X-Stainless-Retry-Count", "0") != "0"  # of an official client
                 read, start_kind = await self.manager.start(
-                    long_request.read_request, read_again=is_new and not is_retry
+                    long_request.read_request, read_again=is_new, is_retry=is_retry
                 )
             except BaseException:
                 await long_request.reservation.aclose()

@@ -89,9 +89,9 @@ class Keys:
                 entries = tomllib.loads(file.read_text(encoding="utf-8"))
             except (OSError, ValueError, RecursionError) as error:
                 raise MemAgentError(f"the keys file {file} cannot be read: {error}", hint=_EXAMPLE) from error
-            if not entries:  # without keys, the server would be open to everyone
-                raise MemAgentError(f"the keys file {file} has no keys", hint=_EXAMPLE)
             pairs += [_parse_entry(file, name, value) for name, value in entries.items()]
+        if not pairs and (file or key_list):  # without keys, the server would be open to everyone
+            raise MemAgentError(f"{f'the keys file {file}' if file else 'the list of keys'} has no keys", hint=_EXAMPLE)
         return cls(pairs)
 
     def find_owner(self, authorization: str | None) -> Owner | None:

@@ -144,12 +144,15 @@ class ReadManager:
         """The times of the refusals in the last `Retry-After` period: about one for each client that waits."""
         self._retry_seconds = 0.0
 
-    async def start(self, read_request: ReadRequest, *, read_again: bool = False) -> tuple[ServedRead, StartKind]:
+    async def start(
+        self, read_request: ReadRequest, *, read_again: bool = False, is_retry: bool = False
+    ) -> tuple[ServedRead, StartKind]:
         """Start a read, or join an earlier read of the same request.
 
         Args:
             read_request: what to read.
             read_again: start a new read, even if the same request was read before.
+            is_retry: join a running read of the same request even with `read_again`; the first try may have begun it.
 
         Returns:
             The read, and how it was started.
@@ -163,7 +166,7 @@ class ReadManager:
         request_digest = read_request.compute_digest(self._fingerprint, self.reader.policy.name)
         async with self._lock:
             running_reads = [read for read in self._reads.values() if read.request_digest == request_digest]
-            if running_reads and not read_again:
+            if running_reads and (is_retry or not read_again):
                 self.metrics.reads.labels(StartKind.JOINED).inc()
                 return running_reads[-1], StartKind.JOINED
             self.require_capacity(read_request.owner)
