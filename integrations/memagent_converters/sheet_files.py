@@ -131,7 +131,9 @@ def _format_cell(value: Any, number_format: str) -> str:
         for part in (pattern[: match.start()], "".join(digits) + filled_places, pattern[match.end() :])
     )
     is_code = text.isdigit() and not re.search("[,.E]", match[0])  # such as a telephone number: 000-0000
-    return (before + (digits_in_places if is_code else text) + after).replace("+-", "-")
+    if text.startswith("-") and before.endswith("+"):
+        before = before[:-1]
+    return before + (digits_in_places if is_code else text) + after
 
 
 def _format_number(value: float) -> str:

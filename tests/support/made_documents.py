@@ -532,7 +532,7 @@ def _office_files() -> Iterator[Case]:
     yield Case("formula.xlsx", make_workbook(row, **parts), ("## Sales", "| EU | 7 | =5+5 |\n\n\n\nComment at A1: Checked by Ada\n\n\nBoxed"),
         omissions=(*omissions, "1 pictures without a description (sheet Sales)", "1 charts (sheet Sales)"), headings=("Sales",))  # fmt: skip
     yield Case("excel.xlsx", _make_openpyxl_workbook(), (
-        "| EU | 12.5% | 4 €/kg | 007 | $5 |", "| EU | 2024-05-01 | 123-45-6789 | 1234.5 € | -5 |", "Comment at A2: seen\n\n\n## Other", "| =1+1 | \\|a\\| \\| --- \\| |", "hidden fact", "On each page: Draft of R&D,",
+        "| EU | 12.5% | 4 +-€/kg | 007 | $5 |", "| EU | 2024-05-01 | 123-45-6789 | 1234.5 € | -5 |", "Comment at A2: seen\n\n\n## Other", "| =1+1 | \\|a\\| \\| --- \\| |", "hidden fact", "On each page: Draft of R&D,",
     ), omissions=("1 formulas without a value (sheet Data)",))  # fmt: skip
 
 
@@ -544,7 +544,7 @@ def _make_openpyxl_workbook() -> bytes:
     sheet.oddHeader.left.text, sheet.oddFooter.center.text = "Draft of R&&D, &D", "&P"
     for row in (["Region", "a", "b", "c", "d"], ["EU", 0.125, 4, 7, 5], [None, datetime.date(2024, 5, 1), 123456789, 1234.5, -5], ["=1+1", "|a|\n| --- |"]):  # fmt: skip
         sheet.append(row)
-    for cell, number_format in {"B2": "0.0%", "C2": '#,##0 "€/kg"', "D2": "000", "E2": "[$$-409]#,##0", "C3": "000-00-0000", "D3": '#\\ ##0.00\\ "€"', "E3": "+0;-0"}.items():  # fmt: skip
+    for cell, number_format in {"B2": "0.0%", "C2": '#,##0 "+-€/kg"', "D2": "000", "E2": "[$$-409]#,##0", "C3": "000-00-0000", "D3": '#\\ ##0.00\\ "€"', "E3": "+0;-0"}.items():  # fmt: skip
         sheet[cell].number_format = number_format
     sheet.merge_cells("A2:A3")
     sheet["A2"].comment = Comment("seen", "Ada")
