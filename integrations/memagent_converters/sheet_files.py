@@ -85,7 +85,7 @@ def _iter_related_parts(source: SourceFile, archive: XMLArchive, sheet_member: s
             omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
     yield from list_omissions(omission_counts, label)
     for kind, member in related_parts:
-        if kind in {"oleObject", "package"}:
+        if kind in {"oleObject", "package"} and member in archive.names:  # else a link to a file elsewhere
             yield from source.convert_embedded(member.rpartition("/")[2], archive.read(member))
 
 

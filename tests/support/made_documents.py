@@ -491,7 +491,7 @@ def make_workbook(rows: str, **parts: str) -> bytes:
             "xl/workbook.xml": f'<workbook {namespace} xmlns:r="{_RELATION}"><sheets><sheet name="Sales" sheetId="1" r:id="r1"/></sheets></workbook>',
             "xl/_rels/workbook.xml.rels": _RELATIONS(f'<Relationship Id="r1" Type="{_RELATION}/worksheet" Target="worksheets/sheet1.xml"/>'),
             "xl/worksheets/sheet1.xml": f"<worksheet {namespace}><sheetData>{rows}</sheetData></worksheet>",
-            "xl/worksheets/_rels/sheet1.xml.rels": _RELATIONS("".join(map('<Relationship Id="{0}" Type="x/{0}" Target="/{0}"/>'.format, parts))),
+            "xl/worksheets/_rels/sheet1.xml.rels": _RELATIONS('<Relationship Type="x/package" Target="a.docx" TargetMode="External"/>' + "".join(map('<Relationship Id="{0}" Type="x/{0}" Target="/{0}"/>'.format, parts))),
             **parts,
         }
     )  # fmt: skip
