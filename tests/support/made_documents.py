@@ -145,8 +145,7 @@ def _word_files() -> Iterator[Case]:
     yield Case("cut.docx", make_docx("x")[:-40], (), error="cut.docx is a damaged DOCX file")
     letter = "Dear reader,\n\nnaïve café & 日本語\n"
     yield Case("letter.docx", make_docx("Dear reader,", "naïve café &amp; 日本語"), (letter,))
-    deep = "<w:sdt>" * 20_000 + "</w:sdt>" * 20_000
-    yield Case("deep.docx", make_word(deep), (), error="nested too deeply")
+    yield Case("deep.docx", make_word("<w:sdt>" * 20_000 + "</w:sdt>" * 20_000), (), error="nested too deeply")
     huge = tc("a", '<w:gridSpan w:val="1000000000"/>') * 50
     yield Case("wide.docx", make_word(f"<w:tbl><w:tr>{huge}</w:tr></w:tbl>"), ("a",))
     yield Case("scripts.docx", make_word(scripts), ("10^6 units, x^-3, a_12",))
@@ -173,13 +172,11 @@ def _word_files() -> Iterator[Case]:
     items = (
         p("one", _number(0)) + p("inner", _number(1)) + p("two", _number(0)) + p("Between.") + p("three", _number(0))
     )
-    list_items = ("1. one", "1.1 inner", "2. two", "3. three")
-    yield Case("list.docx", make_word(items, numbering__xml=numbering), list_items)
+    yield Case("list.docx", make_word(items, numbering__xml=numbering), ("1. one", "1.1 inner", "2. two", "3. three"))
     linked = '<w:num w:numId="3"><w:abstractNumId w:val="1"/></w:num>'
     roman = _define_numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"), more=linked)
     articles = p("A", _number(0)) + p("B", _number(0)) + p("c", _number(1)) + p("D", _number(0, 3))
-    facts = ("Article II B", "(a) c", "Article I D")
-    yield Case("letters.docx", make_word(articles, numbering__xml=roman), facts)
+    yield Case("letters.docx", make_word(articles, numbering__xml=roman), ("Article II B", "(a) c", "Article I D"))
     restart = '<w:num w:numId="2"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride></w:num>'
     restarted = _define_numbering(*levels, more=restart)
     items = p("one", _number(0)) + p("seven", _number(0, 2))
@@ -527,9 +524,12 @@ def _office_files() -> Iterator[Case]:
     row += f'<row r="2">{_make_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
     comment = "<c><{0} ref='A1' {1}='1'><text>Checked by Ada</text></{0}></c>".format
     parts = {"comments": comment("comment", "uid"), "threadedComment": comment("threadedComment", "id"), "drawing": f"<d:d xmlns:d='d' xmlns:a='a' xmlns:c='c'><d:sp>{_a('Boxed')}</d:sp><d:pic/><c:chart/></d:d>"}  # fmt: skip
+    relate = '<R><R Type="x/{0}" Target="{0}"/></R>'.format
+    parts |= {"_rels/drawing.rels": relate("chart"), "_rels/chart.rels": relate("chartUserShapes")}
+    parts["chartUserShapes"] = f"<d:d xmlns:d='d' xmlns:a='a'><d:sp>{_a('On a chart')}</d:sp></d:d>"
     omissions = ("1 formulas without a value (sheet Sales)",)
     yield Case("numbered.xlsx", _number_members(make_workbook(row)), ("| EU | 7 | =5+5 |",), omissions=omissions)
-    yield Case("formula.xlsx", make_workbook(row, **parts), ("## Sales", "| EU | 7 | =5+5 |\n\n\n\nComment at A1: Checked by Ada\n\n\nBoxed"),
+    yield Case("formula.xlsx", make_workbook(row, **parts), ("## Sales", "| EU | 7 | =5+5 |\n\n\n\nComment at A1: Checked by Ada\n\n\nBoxed\n\nOn a chart"),
         omissions=(*omissions, "1 pictures without a description (sheet Sales)", "1 charts (sheet Sales)"), headings=("Sales",))  # fmt: skip
     yield Case("excel.xlsx", _make_openpyxl_workbook(), (
         "| EU | 12.5% | 4 +-€/kg | 007 | $5 |", "| EU | 2024-05-01 | 123-45-6789 | 1234.5 € | -5 |", "Comment at A2: seen\n\n\n## Other", "| =1+1 | \\|a\\| \\| --- \\| |", "hidden fact", "On each page: Draft of R&D,",
