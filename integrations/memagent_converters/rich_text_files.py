@@ -49,7 +49,8 @@ def _inline_notes(rtf: str) -> str:
             return closing_marks.pop() + "}"
         elif match[1] and closing_marks:
             is_note = match[1] in {"footnote", "annotation"}
-            closing_marks[-1] = "]" if is_note else r"\par "
+            is_shape = match[1] in {"shp", "shpinst", "shpgrp"}  # without a text box, it does not end its line
+            closing_marks[-1] = "]" if is_note else "" if is_shape else r"\par "
             return "[Note: " if is_note else r"\par " if match[1] == "shptxt" else ""
         return match[0]
 

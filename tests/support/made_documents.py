@@ -647,8 +647,8 @@ def _open_files() -> Iterator[Case]:
     rich = rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 The fact is {\b umbrella}.\par \u252?m 10{\super 6} m, H{\sub 2}O}"
     yield Case("plain.rtf", rich, ("The fact is umbrella.", "üm 10^6 m, H_2O"), ("Arial",))
     yield Case(
-        "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}. Seen{\*\annotation by Ada} twice{\shp{\*\shpinst\shpleft9{\sp{\sn a}{\sv 7}}{\shptxt Boxed\par}}{\shprslt fallback}}end}",
-        ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice\nBoxed\n\n\n\nend"), ("41",),
+        "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}. Seen{\shp{\*\shpinst{\sp{\sn a}{\sv 7}}}}{\*\annotation by Ada} twice{\shp{\*\shpinst\shpleft9{\sp{\sn a}{\sv 7}}{\shptxt Boxed\par}}{\shprslt fallback}}end}",
+        ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice\nBoxed\n\nend"), ("41",),
     )  # fmt: skip
     yield Case("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"innermost", ("innermost",))
     emoji = rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\*\shppict{\pict 01}}{\nonshppict{\pict 01}} Body.{\object{\*\objdata 0102}}}"
