@@ -448,8 +448,8 @@ def _mail_files() -> Iterator[Case]:
     yield Case("nested.eml", b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx", (), error="nested too")
     report = b"From: x\nContent-Type: multipart/report; boundary=b\n\n--b\n\nIt failed.\n--b\nContent-Type: message/delivery-status\n\nReporting-MTA: x\n\nStatus: 5.1.1\n--b--\n"
     yield Case("bounced.eml", report, ("It failed.", "Reporting-MTA: x", "Status: 5.1.1"))
-    related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b\nContent-Type: text/css\n\np {}\n--b--\n"
-    yield Case("saved.mhtml", related, ("saved **page**",), ("p {}",))
+    related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b\nContent-Type: text/css\n\np {}\n--b\nContent-Type: text/css; name=x\n\nq {}\n--b--\n"
+    yield Case("saved.mhtml", related, ("saved **page**", "q {}"), ("p {}",))
 
 
 def _a(text: str) -> str:
