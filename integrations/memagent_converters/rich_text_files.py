@@ -23,6 +23,9 @@ _OMITTED_CONTENT: Final = {
     "embedded objects": re.compile(r"\\objdata\b"),
     UNDESCRIBED_PICTURES: re.compile(r"(?<!\\nonshppict\{)\\pict\b"),
 }
+_PICTURE_IN_SHAPE: Final = re.compile(r"\\sv\s*\{\\pict\b")
+_PICTURE_OF_SHAPE: Final = re.compile(r"\\shprslt\b[^{}]*\{\\pict\b")
+"""The picture of a shape for older programs: a copy of the picture in the shape, or the only one of a drawing."""
 
 
 def convert(source: SourceFile) -> Parts:
@@ -34,7 +37,11 @@ def convert(source: SourceFile) -> Parts:
     text = rtf_to_text(_inline_notes(_DELETED_COMMAND.sub(r"\\*", rtf_with_script_marks)), errors="replace")
     # striprtf leaves the two surrogates of a character beyond 16 bits separate.
     yield Block(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip() + "\n")
-    yield from list_omissions(Counter({kind: len(pattern.findall(rtf)) for kind, pattern in _OMITTED_CONTENT.items()}))
+    omission_counts = Counter({kind: len(pattern.findall(rtf)) for kind, pattern in _OMITTED_CONTENT.items()})
+    omission_counts[UNDESCRIBED_PICTURES] -= min(
+        len(_PICTURE_IN_SHAPE.findall(rtf)), len(_PICTURE_OF_SHAPE.findall(rtf))
+    )
+    yield from list_omissions(omission_counts)
 
 
 def _inline_notes(rtf: str) -> str:

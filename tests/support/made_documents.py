@@ -651,8 +651,8 @@ def _open_files() -> Iterator[Case]:
         ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice\nBoxed\n\nend"), ("41",),
     )  # fmt: skip
     yield Case("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"innermost", ("innermost",))
-    emoji = rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\*\shppict{\pict 01}}{\nonshppict{\pict 01}} Body.{\object{\*\objdata 0102}}}"
-    yield Case("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "1 pictures"))
+    emoji = rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\*\shppict{\pict 01}}{\nonshppict{\pict 01}} Body.{\shp{\*\shpinst{\sp{\sv {\pict 2}}}}{\shprslt\par{\pict 2}}}{\object{\*\objdata 0102}}}"
+    yield Case("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "2 pictures"))
 
 
 def _text_files() -> Iterator[Case]:
