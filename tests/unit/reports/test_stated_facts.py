@@ -16,7 +16,7 @@ from memagent_report.stated_facts import extract_facts, normalise_typography
     [
         ("5 km", "5"),
         ("five kilometres", "5"),
-        ("1,234.5 tonnes", "1234.5"),
+        ("1'234.5 tonnes", "1234.5"),
         ("$5.2 million", "5200000"),
         ("$5m", "5000000"),
         ("5 m", "5"),
