@@ -112,7 +112,7 @@ def _convert_part(source: SourceFile, part: Message[Any, Any]) -> Parts:
             yield from _convert_part(source, subpart)
     elif part.get_content_disposition() == "attachment" or not content_type.startswith("text/"):
         yield from _convert_attachment(source, part, content_type)
-    elif content_type != "text/css":  # the styles of a saved page
+    elif content_type != "text/css" or part.get_filename():  # not the styles of a saved page, which have no file name
         yield Block(_render_text(part, content_type).strip() + BLOCK_SEPARATOR)
 
 

@@ -23,6 +23,9 @@ _OMITTED_CONTENT: Final = {
     "embedded objects": re.compile(r"\\objdata\b"),
     UNDESCRIBED_PICTURES: re.compile(r"(?<!\\nonshppict\{)\\pict\b"),
 }
+_PICTURE_IN_SHAPE: Final = re.compile(r"\\sv\s*\{\\pict\b")
+_PICTURE_OF_SHAPE: Final = re.compile(r"\\shprslt\b[^{}]*\{\\pict\b")
+"""The picture of a shape for older programs: a copy of the picture in the shape, or the only one of a drawing."""
 
 
 def convert(source: SourceFile) -> Parts:
@@ -34,7 +37,11 @@ def convert(source: SourceFile) -> Parts:
     text = rtf_to_text(_inline_notes(_DELETED_COMMAND.sub(r"\\*", rtf_with_script_marks)), errors="replace")
     # striprtf leaves the two surrogates of a character beyond 16 bits separate.
     yield Block(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip() + "\n")
-    yield from list_omissions(Counter({kind: len(pattern.findall(rtf)) for kind, pattern in _OMITTED_CONTENT.items()}))
+    omission_counts = Counter({kind: len(pattern.findall(rtf)) for kind, pattern in _OMITTED_CONTENT.items()})
+    omission_counts[UNDESCRIBED_PICTURES] -= min(
+        len(_PICTURE_IN_SHAPE.findall(rtf)), len(_PICTURE_OF_SHAPE.findall(rtf))
+    )
+    yield from list_omissions(omission_counts)
 
 
 def _inline_notes(rtf: str) -> str:
@@ -49,7 +56,8 @@ def _inline_notes(rtf: str) -> str:
             return closing_marks.pop() + "}"
         elif match[1] and closing_marks:
             is_note = match[1] in {"footnote", "annotation"}
-            closing_marks[-1] = "]" if is_note else r"\par "
+            is_shape = match[1] in {"shp", "shpinst", "shpgrp"}  # without a text box, it does not end its line
+            closing_marks[-1] = "]" if is_note else "" if is_shape else r"\par "
             return "[Note: " if is_note else r"\par " if match[1] == "shptxt" else ""
         return match[0]
 

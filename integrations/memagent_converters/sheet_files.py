@@ -40,7 +40,9 @@ def convert(source: SourceFile) -> Parts:
         _, member = relationships.get(get_attribute(sheet_entry, "id"), ("", ""))
         sheet, sheet_xml = value_book[name], archive.read(member)
         if not hasattr(sheet, "reset_dimensions"):
+            yield Block("", label, (name,))
             yield Omission("sheets that are charts", name, "Read the sheets with their numbers.")
+            yield from _iter_related_parts(source, archive, member, label)
             continue
         rows = dict(_iter_rows(sheet))
         missing_values = 0
@@ -80,12 +82,20 @@ def _iter_related_parts(source: SourceFile, archive: XMLArchive, sheet_member: s
                     yield Block(f"Comment at {get_attribute(comment, 'ref')}: {text}\n")
             yield Block(BLOCK_SEPARATOR)
         elif kind == "drawing":
-            root = archive.read_xml(member)
-            yield from iter_markdown("".join(iter_shapes(root, omission_counts)), end=BLOCK_SEPARATOR)
-            omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
+            drawings_on_charts = [
+                drawing
+                for chart_kind, chart in archive.read_relationships(member).values()
+                if chart_kind == "chart"
+                for drawing_kind, drawing in archive.read_relationships(chart).values()
+                if drawing_kind == "chartUserShapes"
+            ]
+            for drawing in (member, *drawings_on_charts):
+                root = archive.read_xml(drawing)
+                yield from iter_markdown("".join(iter_shapes(root, omission_counts)), end=BLOCK_SEPARATOR)
+                omission_counts["charts"] += sum(1 for _ in iter_descendants(root, "chart"))
     yield from list_omissions(omission_counts, label)
     for kind, member in related_parts:
-        if kind in {"oleObject", "package"}:
+        if kind in {"oleObject", "package"} and member in archive.names:  # else a link to a file elsewhere
             yield from source.convert_embedded(member.rpartition("/")[2], archive.read(member))
 
 
@@ -131,7 +141,9 @@ def _format_cell(value: Any, number_format: str) -> str:
         for part in (pattern[: match.start()], "".join(digits) + filled_places, pattern[match.end() :])
     )
     is_code = text.isdigit() and not re.search("[,.E]", match[0])  # such as a telephone number: 000-0000
-    return (before + (digits_in_places if is_code else text) + after).replace("+-", "-")
+    if text.startswith("-") and before.endswith("+"):
+        before = before[:-1]
+    return before + (digits_in_places if is_code else text) + after
 
 
 def _format_number(value: float) -> str:

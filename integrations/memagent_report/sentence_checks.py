@@ -23,6 +23,8 @@ _MIN_OVERLAP: Final = 0.5
 """Minimum fraction of a sentence's words and values that must be in its quotes."""
 _COPY_FRACTION: Final = 0.7
 """A sentence repeats a quote if this fraction of its words is in the quote, in the same order."""
+_LETTER: Final = r"[a-z\u00df-\u00f6\u00f8-\u024f\u0370-\u052f\u1e00-\u1fff]"
+"""A letter of Latin, Greek or Cyrillic; other scripts may have no spaces between words."""
 _NEGATIONS: Final = frozenset(
     {"not", "no", "never", "none", "neither", "nor", "without", "cannot", "nobody", "nothing"}
 )
@@ -103,8 +105,12 @@ def check_sentence(
 
 
 def _has_copy(quote: Facts, text: str) -> bool:
-    """Return whether a quote contains a text as whole words and numbers: "5" is not in "50" or "5 million"."""
-    copies = re.finditer(rf"(?<![a-z\d]){re.escape(text)}(?![a-z\d])", quote.text, re.IGNORECASE)
+    """Return whether a quote contains a text as whole words and numbers: "5" is not in "50" or "5 million".
+
+    A digit after a word in lower case may be the mark of a footnote.
+    """
+    end = rf"(?!{_LETTER})" if text[-1].islower() else rf"(?!{_LETTER}|\d)"
+    copies = re.finditer(rf"(?<!{_LETTER})(?<!\d){re.escape(text)}{end}", quote.text, re.IGNORECASE)
     return any(
         not any(number.start < position < number.end for number in quote.numbers for position in copy.span())
         for copy in copies

@@ -162,8 +162,9 @@ _MAGNITUDES: Final = {
     "billion": Decimal(10**9), "bn": Decimal(10**9), "trillion": Decimal(10**12), "dozen": Decimal(12),
 }  # fmt: skip
 _NUMBER: Final = re.compile(
+    r"[^\W\d_]\d+(?:\.\d+)+|"  # a word with digits, such as v2.10, which is no number
     r"(?P<currency>[$€£¥]\s?)?(?<!\w)(?P<sign>(?:(?<=\s)|^)-)?"
-    r"(?P<digits>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:[.:]\d+)?|(?<!\.)\.\d+)"
+    r"(?P<digits>\d{1,3}(?:[,']\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?![\w.])|\d+(?:[.:]\d+)?|(?<!\.)\.\d+)"
     r"(?:st|nd|rd|th)?(?!\d)"
     r"(?:\s?(?:%|per\s?cent\b))?"
 )
@@ -190,9 +191,9 @@ _NUMBER_WORD: Final = re.compile(
 
 def _find_digits(text: str, spans: list[tuple[int, int]]) -> Iterator[Number]:
     for match in _NUMBER.finditer(text):
-        if _overlaps(match.span("digits"), spans):
+        if match["digits"] is None or _overlaps(match.span("digits"), spans):
             continue
-        digits = re.sub("[, ]", "", match["digits"]).replace(":", ".")  # a time, such as 14:30, is one number
+        digits = re.sub("[,' ]", "", match["digits"]).replace(":", ".")  # a time, such as 14:30, is one number
         value = Decimal(digits) * (-1 if match["sign"] else 1)
         value, end = _multiply(text, value, match.end(), is_money=match["currency"] is not None)
         spans.append((match.start(), end))

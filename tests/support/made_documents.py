@@ -145,8 +145,7 @@ def _word_files() -> Iterator[Case]:
     yield Case("cut.docx", make_docx("x")[:-40], (), error="cut.docx is a damaged DOCX file")
     letter = "Dear reader,\n\nnaïve café & 日本語\n"
     yield Case("letter.docx", make_docx("Dear reader,", "naïve café &amp; 日本語"), (letter,))
-    deep = "<w:sdt>" * 20_000 + "</w:sdt>" * 20_000
-    yield Case("deep.docx", make_word(deep), (), error="nested too deeply")
+    yield Case("deep.docx", make_word("<w:sdt>" * 20_000 + "</w:sdt>" * 20_000), (), error="nested too deeply")
     huge = tc("a", '<w:gridSpan w:val="1000000000"/>') * 50
     yield Case("wide.docx", make_word(f"<w:tbl><w:tr>{huge}</w:tr></w:tbl>"), ("a",))
     yield Case("scripts.docx", make_word(scripts), ("10^6 units, x^-3, a_12",))
@@ -173,13 +172,11 @@ def _word_files() -> Iterator[Case]:
     items = (
         p("one", _number(0)) + p("inner", _number(1)) + p("two", _number(0)) + p("Between.") + p("three", _number(0))
     )
-    list_items = ("1. one", "1.1 inner", "2. two", "3. three")
-    yield Case("list.docx", make_word(items, numbering__xml=numbering), list_items)
+    yield Case("list.docx", make_word(items, numbering__xml=numbering), ("1. one", "1.1 inner", "2. two", "3. three"))
     linked = '<w:num w:numId="3"><w:abstractNumId w:val="1"/></w:num>'
     roman = _define_numbering(("upperRoman", "Article %1"), ("lowerLetter", "(%2)"), more=linked)
     articles = p("A", _number(0)) + p("B", _number(0)) + p("c", _number(1)) + p("D", _number(0, 3))
-    facts = ("Article II B", "(a) c", "Article I D")
-    yield Case("letters.docx", make_word(articles, numbering__xml=roman), facts)
+    yield Case("letters.docx", make_word(articles, numbering__xml=roman), ("Article II B", "(a) c", "Article I D"))
     restart = '<w:num w:numId="2"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride></w:num>'
     restarted = _define_numbering(*levels, more=restart)
     items = p("one", _number(0)) + p("seven", _number(0, 2))
@@ -451,8 +448,8 @@ def _mail_files() -> Iterator[Case]:
     yield Case("nested.eml", b"Content-Type: message/rfc822\n\n" * 3000 + b"From: a\n\nx", (), error="nested too")
     report = b"From: x\nContent-Type: multipart/report; boundary=b\n\n--b\n\nIt failed.\n--b\nContent-Type: message/delivery-status\n\nReporting-MTA: x\n\nStatus: 5.1.1\n--b--\n"
     yield Case("bounced.eml", report, ("It failed.", "Reporting-MTA: x", "Status: 5.1.1"))
-    related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b\nContent-Type: text/css\n\np {}\n--b--\n"
-    yield Case("saved.mhtml", related, ("saved **page**",), ("p {}",))
+    related = b"From: x\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>saved <b>page</b>\n--b\nContent-Type: text/css\n\np {}\n--b\nContent-Type: text/css; name=x\n\nq {}\n--b--\n"
+    yield Case("saved.mhtml", related, ("saved **page**", "q {}"), ("p {}",))
 
 
 def _a(text: str) -> str:
@@ -491,7 +488,7 @@ def make_workbook(rows: str, **parts: str) -> bytes:
             "xl/workbook.xml": f'<workbook {namespace} xmlns:r="{_RELATION}"><sheets><sheet name="Sales" sheetId="1" r:id="r1"/></sheets></workbook>',
             "xl/_rels/workbook.xml.rels": _RELATIONS(f'<Relationship Id="r1" Type="{_RELATION}/worksheet" Target="worksheets/sheet1.xml"/>'),
             "xl/worksheets/sheet1.xml": f"<worksheet {namespace}><sheetData>{rows}</sheetData></worksheet>",
-            "xl/worksheets/_rels/sheet1.xml.rels": _RELATIONS("".join(map('<Relationship Id="{0}" Type="x/{0}" Target="/{0}"/>'.format, parts))),
+            "xl/worksheets/_rels/sheet1.xml.rels": _RELATIONS('<Relationship Type="x/package" Target="a.docx" TargetMode="External"/>' + "".join(map('<Relationship Id="{0}" Type="x/{0}" Target="/{0}"/>'.format, parts))),
             **parts,
         }
     )  # fmt: skip
@@ -527,12 +524,15 @@ def _office_files() -> Iterator[Case]:
     row += f'<row r="2">{_make_cell("A2", "EU")}<c r="B2"><f>3+4</f><v>7</v></c><c r="C2"><f>5+5</f></c></row>'
     comment = "<c><{0} ref='A1' {1}='1'><text>Checked by Ada</text></{0}></c>".format
     parts = {"comments": comment("comment", "uid"), "threadedComment": comment("threadedComment", "id"), "drawing": f"<d:d xmlns:d='d' xmlns:a='a' xmlns:c='c'><d:sp>{_a('Boxed')}</d:sp><d:pic/><c:chart/></d:d>"}  # fmt: skip
+    relate = '<R><R Type="x/{0}" Target="{0}"/></R>'.format
+    parts |= {"_rels/drawing.rels": relate("chart"), "_rels/chart.rels": relate("chartUserShapes")}
+    parts["chartUserShapes"] = f"<d:d xmlns:d='d' xmlns:a='a'><d:sp>{_a('On a chart')}</d:sp></d:d>"
     omissions = ("1 formulas without a value (sheet Sales)",)
     yield Case("numbered.xlsx", _number_members(make_workbook(row)), ("| EU | 7 | =5+5 |",), omissions=omissions)
-    yield Case("formula.xlsx", make_workbook(row, **parts), ("## Sales", "| EU | 7 | =5+5 |\n\n\n\nComment at A1: Checked by Ada\n\n\nBoxed"),
+    yield Case("formula.xlsx", make_workbook(row, **parts), ("## Sales", "| EU | 7 | =5+5 |\n\n\n\nComment at A1: Checked by Ada\n\n\nBoxed\n\nOn a chart"),
         omissions=(*omissions, "1 pictures without a description (sheet Sales)", "1 charts (sheet Sales)"), headings=("Sales",))  # fmt: skip
     yield Case("excel.xlsx", _make_openpyxl_workbook(), (
-        "| EU | 12.5% | 4 €/kg | 007 | $5 |", "| EU | 2024-05-01 | 123-45-6789 | 1234.5 € | -5 |", "Comment at A2: seen\n\n\n## Other", "| =1+1 | \\|a\\| \\| --- \\| |", "hidden fact", "On each page: Draft of R&D,",
+        "| EU | 12.5% | 4 +-€/kg | 007 | $5 |", "| EU | 2024-05-01 | 123-45-6789 | 1234.5 € | -5 |", "Comment at A2: seen\n\n\n## Other", "| =1+1 | \\|a\\| \\| --- \\| |", "hidden fact", "On each page: Draft of R&D,",
     ), omissions=("1 formulas without a value (sheet Data)",))  # fmt: skip
 
 
@@ -544,7 +544,7 @@ def _make_openpyxl_workbook() -> bytes:
     sheet.oddHeader.left.text, sheet.oddFooter.center.text = "Draft of R&&D, &D", "&P"
     for row in (["Region", "a", "b", "c", "d"], ["EU", 0.125, 4, 7, 5], [None, datetime.date(2024, 5, 1), 123456789, 1234.5, -5], ["=1+1", "|a|\n| --- |"]):  # fmt: skip
         sheet.append(row)
-    for cell, number_format in {"B2": "0.0%", "C2": '#,##0 "€/kg"', "D2": "000", "E2": "[$$-409]#,##0", "C3": "000-00-0000", "D3": '#\\ ##0.00\\ "€"', "E3": "+0;-0"}.items():  # fmt: skip
+    for cell, number_format in {"B2": "0.0%", "C2": '#,##0 "+-€/kg"', "D2": "000", "E2": "[$$-409]#,##0", "C3": "000-00-0000", "D3": '#\\ ##0.00\\ "€"', "E3": "+0;-0"}.items():  # fmt: skip
         sheet[cell].number_format = number_format
     sheet.merge_cells("A2:A3")
     sheet["A2"].comment = Comment("seen", "Ada")
@@ -647,12 +647,12 @@ def _open_files() -> Iterator[Case]:
     rich = rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 The fact is {\b umbrella}.\par \u252?m 10{\super 6} m, H{\sub 2}O}"
     yield Case("plain.rtf", rich, ("The fact is umbrella.", "üm 10^6 m, H_2O"), ("Arial",))
     yield Case(
-        "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}. Seen{\*\annotation by Ada} twice{\shp{\*\shpinst\shpleft9{\sp{\sn a}{\sv 7}}{\shptxt Boxed\par}}{\shprslt fallback}}end}",
-        ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice\nBoxed\n\n\n\nend"), ("41",),
+        "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}. Seen{\shp{\*\shpinst{\sp{\sn a}{\sv 7}}}}{\*\annotation by Ada} twice{\shp{\*\shpinst\shpleft9{\sp{\sn a}{\sv 7}}{\shptxt Boxed\par}}{\shprslt fallback}}end}",
+        ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice\nBoxed\n\nend"), ("41",),
     )  # fmt: skip
     yield Case("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"innermost", ("innermost",))
-    emoji = rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\*\shppict{\pict 01}}{\nonshppict{\pict 01}} Body.{\object{\*\objdata 0102}}}"
-    yield Case("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "1 pictures"))
+    emoji = rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\*\shppict{\pict 01}}{\nonshppict{\pict 01}} Body.{\shp{\*\shpinst{\sp{\sv {\pict 2}}}}{\shprslt\par{\pict 2}}}{\object{\*\objdata 0102}}}"
+    yield Case("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "2 pictures"))
 
 
 def _text_files() -> Iterator[Case]:

@@ -216,9 +216,11 @@ def _average_by_question(rows: Iterable[ResultRow], score: str) -> dict[str, flo
 def _get_question_key(row: ResultRow) -> Hashable:
     """Return the key that a question's rows share, also across documents of different lengths.
 
-    In data files, each length has its own questions; equal ones are about different documents.
+    The files of RULER-HQA repeat their questions at each length, as the generated tasks do. In other data files, equal
+    questions are about different documents.
     """
-    return row.task, row.index, row.question, row.gold, row.task in list_data_tasks() and row.document
+    has_own_questions = row.task in list_data_tasks() and row.task != "ruler_hqa_files"
+    return row.task, row.index, row.question, row.gold, has_own_questions and row.document
 
 
 def _average(values: Iterable[float | None]) -> float | None:

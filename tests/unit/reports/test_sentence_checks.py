@@ -9,7 +9,7 @@ from memagent_report.sentence_checks import ProblemKind, check_sentence
 QUOTES = (
     "On 3 March 2021 Alpha Corp paid Beta Ltd. 5.2 million dollars for at least 30 km of cable, and did not accept the "
     "12% discount.",
-    "The buyer may return goods before 14:30. Clara Weiss signed version 2.1.0.",
+    "The buyer may return goods before 14:30. Clara Weiß signed version 2.1.0 in Rome1.",
 )
 COAL_QUOTE = "Gamma plant used 7 tonnes of coal. Delta plant used 9 tonnes of coal."
 
@@ -26,7 +26,7 @@ def find_problem_kinds(sentence: str, *quotes: str, **options: object) -> set[Pr
         "Beta Ltd. was paid by Alpha Corp.",
         "Thirty kilometres of cable were the least.",
         "Alpha Corp did not accept the discount of 12 percent.",
-        "Clara Weiss signed version 2.1.0 of it.",
+        "Clara Weiß signed version 2.1.0 in Rome.",
         "According to the contract, the buyer may return goods before 14:30.",
         'The buyer "may return goods" before 14:30.',
     ],
@@ -43,7 +43,7 @@ def test_faithful_sentence_has_no_problems(sentence: str) -> None:
         ("Alpha Corp paid Beta Ltd. on 4 March 2021.", ProblemKind.DATE),
         ("Alpha Corp paid Beta Ltd. in 2020.", ProblemKind.NUMBER),
         ("Eta Ltd. 5.2 million dollars for at least 30 km.", ProblemKind.NAME),
-        ("The cable was signed for by Clara Schwarz.", ProblemKind.NAME),
+        ("The buyer may return goods before 14:30. Clara Wei.", ProblemKind.NAME),
         ("Clara Weiss signed version 2.1.1.", ProblemKind.NUMBER),
         ("Clara Weiss signed the KX7.", ProblemKind.NAME),
         ('Alpha Corp called it "a fine cable".', ProblemKind.QUOTATION),

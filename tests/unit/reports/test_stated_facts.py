@@ -16,7 +16,7 @@ from memagent_report.stated_facts import extract_facts, normalise_typography
     [
         ("5 km", "5"),
         ("five kilometres", "5"),
-        ("1,234.5 tonnes", "1234.5"),
+        ("1'234.5 tonnes", "1234.5"),
         ("$5.2 million", "5200000"),
         ("$5m", "5000000"),
         ("5 m", "5"),
@@ -68,7 +68,7 @@ def test_names_have_a_capital_letter_within_a_sentence_or_digits() -> None:
     facts = extract_facts("Yesterday Anna Keller met the NASA team. Rain fell in Zurich.")
     assert [word.text for word in facts.words if word.is_name] == ["anna", "keller", "nasa", "zurich"]
     assert [word.text for word in facts.words if word.opens_sentence] == ["yesterday", "rain"]
-    facts = extract_facts("It came at 14:30 in Q3 with the AB12.")
+    facts = extract_facts("It came at 14:30 in Q3 with the AB12.10.")
     assert [word.text for word in facts.words if word.is_name] == ["q3", "ab12"]
     assert [number.key for number in facts.numbers] == ["14.3"]
     assert not any(word.is_name for word in extract_facts("THIS SOFTWARE IS PROVIDED AS IS WITHOUT WARRANTY").words)
