@@ -23,6 +23,7 @@ from memagent_graph.errors import PolicyError
 from memagent_graph.plain_text import make_one_line
 
 if TYPE_CHECKING:
+    from memagent_graph.reader import MemAgent
     from memagent_serve.serve_settings import ServeSettings
 
 _MEBIBYTE: Final = 2**20
@@ -102,6 +103,10 @@ class Serve(ReaderOptions):
     store: StoreOption = None
     log: LogOption = None
 
+    def make_reader(self) -> MemAgent:
+        """Return the server's reader."""
+        return open_reader(self, self.make_settings())
+
     def make_serve_settings(self) -> ServeSettings:
         """Return the server's settings.
 
@@ -148,7 +153,7 @@ async def _serve(command: Serve) -> None:
     from memagent_serve.page_sessions import PageSessions  # noqa: PLC0415
 
     with listen(command.host, command.port) as listener:
-        async with open_reader(command, command.make_settings()) as reader:
+        async with command.make_reader() as reader:
             try:
                 await asyncio.wait_for(asyncio.shield(reader.aprepare()), _DESCRIPTION_TIMEOUT_SECONDS)
             except (PolicyError, TimeoutError) as error:  # its server may start later; other errors stop this command
