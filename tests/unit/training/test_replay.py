@@ -458,8 +458,9 @@ def test_runs_whose_computed_reward_is_nan_or_none_are_refused(log) -> None:
     for value in (float("nan"), 1e39):
         assert load_refusals(log, reward=lambda run, value=value: value) == {Refusal.NON_FINITE_REWARD: ("a",)}
     assert load_refusals(log, reward=lambda run: None) == {Refusal.NO_REWARD: ("a",)}
-    with_nan = {"step": lambda run: [0.0, float("nan"), 0.0]}
-    assert load_refusals(log, term_rewards=with_nan) == {Refusal.NON_FINITE_REWARD: ("a",)}
+    assert load_refusals(log, term_rewards={"step": lambda run: [float("nan")]}) == {Refusal.NON_FINITE_REWARD: ("a",)}
+    with pytest.raises(RewardError, match="the reward 'outcome' failed: KeyError: 'x'"):
+        load_refusals(log, reward=lambda run: {}["x"])
     assert load_refusals(log, term_rewards={"step": LoggedStepReward("step")}) == {Refusal.NO_REWARD: ("a",)}
 
 

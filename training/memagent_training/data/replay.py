@@ -34,6 +34,7 @@ from memagent_training.data.reward_functions import (
     LoggedReward,
     RewardFunction,
     StepRewardFunction,
+    call_reward_function,
     explain_unknown,
 )
 from memagent_training.data.rollouts import (
@@ -374,12 +375,12 @@ def _make_rollout(
 ) -> Rollout | Refusal:
     rewards: dict[str, RewardValue] = {}
     for name, reward_function in reward_functions.items():
-        value = reward_function(run)
+        value = call_reward_function(reward_function, run, name)
         if value is None:
             details[f"{name}: {explain_unknown(reward_function, run)}"] += 1
             return Refusal.NO_REWARD
         if getattr(value, "ndim", None) == 0:  # an array or tensor of one number
-            value = float(value)  # type: ignore[arg-type]
+            value = float(value)
         values = tuple(value) if isinstance(value, Iterable) else (value,)
         if not all(abs(number) <= MAX_REWARD for number in values):
             return Refusal.NON_FINITE_REWARD

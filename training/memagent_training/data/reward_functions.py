@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from memagent_graph.errors import MemAgentError
 from memagent_training.data.rollouts import MAX_REWARD
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import RewardError
@@ -85,6 +86,28 @@ def _find_newest_values(run: TrainingRun, name: str | None, source: str | None =
     """Return the newest logged values by conversation id; the key None stands for the run itself."""
     rewards = (reward for reward in run.rewards if name in {None, reward.name} and source in {None, reward.source})
     return {reward.conversation: reward.value for reward in rewards}
+
+
+def call_reward_function(function: RewardFunction | StepRewardFunction, run: TrainingRun, name: str) -> Any:
+    """Return what a reward function returns for a run.
+
+    Raises:
+        RewardError: the function raised an error of Python, or returned a text.
+        MemAgentError: the function raised it; it may read a document or ask a policy.
+    """
+    try:
+        value = function(run)
+        if isinstance(value, str):
+            raise TypeError(f"it returned the text {value!r}")
+    except MemAgentError:
+        raise
+    except Exception as error:  # the function may be a user's
+        raise RewardError(
+            f"the reward {name!r} failed: {type(error).__name__}: {error}",
+            run_id=run.run_id,
+            hint="Correct the reward function, which has to return a number or None.",
+        ) from error
+    return value
 
 
 def require_finite_reward(value: float, run: TrainingRun, name: str) -> float:

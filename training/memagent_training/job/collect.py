@@ -23,7 +23,12 @@ from memagent_evaluation.scorers import OwnMetric
 from memagent_graph import MemAgent, MemAgentError, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
-from memagent_training.data.reward_functions import RewardFunction, explain_unknown, require_finite_reward
+from memagent_training.data.reward_functions import (
+    RewardFunction,
+    call_reward_function,
+    explain_unknown,
+    require_finite_reward,
+)
 from memagent_training.data.training_runs import Gold, read_run
 from memagent_training.rewards.reward_names import resolve_reward
 from memagent_training.training_errors import RewardError, TrainingError
@@ -210,7 +215,7 @@ class _GroupReader:
 
     def _compute_reward(self, run_id: str, gold: Gold) -> float:
         run = replace(read_run(self.run_log, run_id), gold=gold, store=self.agent.store).without_discarded()
-        value = self.reward_function(run)
+        value = call_reward_function(self.reward_function, run, self.reward_name)
         if value is None:
             hint = "Give the reward the gold answers or documents that it needs; it cannot use what redaction drops."
             message = (
