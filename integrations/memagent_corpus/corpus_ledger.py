@@ -72,9 +72,8 @@ class CorpusLedger:
                 return DocumentTask(document, tuple(questions), is_begun=False)
             rows = connection.execute("SELECT question, failed, id FROM rows WHERE document = ?", (name,)).fetchall()
         is_changed = bool(rows) and bool(record["version"]) and bool(version) and record["version"] != version
-        answered_digests = (
-            set() if is_changed else {row["question"] for row in rows if row["failed"] <= (not retry_failed)}
-        )
+        answered_states = {0} if retry_failed else {0, 1}
+        answered_digests = {row["question"] for row in rows if row["failed"] in answered_states and not is_changed}
         open_questions = tuple(question for question in questions if _hash_question(question) not in answered_digests)
         if not open_questions and version and not record["version"]:
             # The rows come from an adopted part. With the version, later changes of the document can be detected.

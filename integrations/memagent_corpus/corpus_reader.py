@@ -33,6 +33,11 @@ from memagent_graph.errors import (
     MemAgentError,
     PolicyAuthenticationError,
     PolicyError,
+    PolicyOverloadedError,
+    PolicyRequestError,
+    PolicyResponseError,
+    PolicyUnreachableError,
+    PromptCutError,
     RunHeldError,
 )
 from memagent_graph.plain_text import remove_folders
@@ -312,5 +317,15 @@ def _raise_if_fatal(error: Exception) -> None:
         raise error
 
 
-POLICY_ERRORS: Final = frozenset(error.__name__ for error in [*PolicyError.__subclasses__(), PolicyError])
+POLICY_ERRORS: Final = frozenset(
+    error_class.__name__
+    for error_class in (
+        PolicyError,
+        PolicyUnreachableError,
+        PolicyRequestError,
+        PolicyOverloadedError,
+        PolicyResponseError,
+        PromptCutError,
+    )
+)
 """Names of the errors of a policy or its server. A retry may succeed."""
