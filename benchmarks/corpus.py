@@ -64,7 +64,7 @@ async def read_table(table: Path, out: Path, policy: Any, *, chunk_tokens: int) 
         )
         reader = CorpusReader(agent, [QUESTION], inputs.access)
         await run_corpus(inputs, reader, folder, documents_in_flight=IN_FLIGHT * 5 // 4)
-        await reader.aclose()
+        await reader.agent.aclose()
     return sum(row["usage"]["calls"] for row in folder.rows(["usage"]))
 
 

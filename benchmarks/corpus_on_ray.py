@@ -110,7 +110,7 @@ async def read_with_actors(table: Path, out: Path, settings: ReadSettings, actor
         reader = CorpusReader(agent, [QUESTION], inputs.access)
         in_flight = settings.concurrency
         await run_corpus(inputs, reader, folder, engine=engine, documents_in_flight=in_flight, watcher=clock)
-        await reader.aclose()
+        await reader.agent.aclose()
     return clock
 
 

@@ -174,7 +174,8 @@ def _render(html: str, omission_counts: Counter[str]) -> str:
                 _close_element(element, open_elements, node)
         elif not is_end or tag in _PARAGRAPH_TAGS:
             _add_element(element, tag, node)
-            if not is_end and tag in _OMITTED_CONTENT and _is_omitted(node.attributes):
+            is_shown = node.attributes.get("width") not in _TRACKING_WIDTHS
+            if not is_end and tag in _OMITTED_CONTENT and is_shown and "alt" not in node.attributes:  # "" is decoration
                 omission_counts[_OMITTED_CONTENT[tag]] += 1
     return _join_pieces(open_elements[0].pieces)
 
@@ -246,11 +247,6 @@ def _add_element(parent: _OpenElement, tag: str, node: Any) -> None:
             pieces.append(linearize(_parse_formula(node)))
         case _ if tag in _PARAGRAPH_TAGS:
             pieces.append(2)
-
-
-def _is_omitted(attributes: Mapping[str, str | None]) -> bool:
-    """Return whether an element shows something without a description. An empty `alt` marks decoration."""
-    return "alt" not in attributes and attributes.get("width") not in _TRACKING_WIDTHS
 
 
 def _format_input(attributes: Mapping[str, str | None]) -> str:

@@ -205,10 +205,6 @@ class CorpusReader:
         path = getattr(saver, "path", None)
         return saver is None or (isinstance(path, Path) and folder in path.parents)
 
-    async def aclose(self) -> None:
-        """Close the agent."""
-        await self.agent.aclose()
-
     async def _compute_fingerprint(self) -> str:
         """Return the settings as a string that is the same on every machine."""
         if self._settings_fingerprint is None:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -305,7 +305,7 @@ class CorpusSession:
                 on_update=progress.on_update,
                 response_format=self._response_format,
             )
-            async with aclosing(reader):
+            async with agent:
                 return await run_corpus(
                     self._inputs,
                     reader,
@@ -350,7 +350,7 @@ class CorpusSession:
         with tempfile.TemporaryDirectory(prefix="memagent-estimate-") as folder:
             agent = MemAgent(settings=self._settings, store=Path(folder), run_log=False)
             reader = CorpusReader(agent, self._questions, self._inputs.access, response_format=self._response_format)
-            async with aclosing(reader):
+            async with agent:
                 return await estimate_corpus(self._inputs, reader)
 
     # Printing

@@ -207,7 +207,7 @@ class DocumentActor:
     async def close(self) -> None:
         """Close the reader and remove the temporary folder."""
         if self._reader is not None:
-            await self._reader.aclose()
+            await self._reader.agent.aclose()
         self._stack.close()
 
 

@@ -150,7 +150,8 @@ async def _store_documents(agent: MemAgent, sources: Sequence[DocumentSource]) -
         except DocumentError as error:
             failures.append(error)
             message = remove_folders(" ".join(str(error).split()))
-            report_document = ReportDocument(_get_display_name(source), None, message)
+            name = source.name if isinstance(source, Document | Path) else f"a {type(source).__name__}"
+            report_document = ReportDocument(name, None, message)
         name = report_document.name
         names = itertools.chain([name], (f"{name} ({copy_number})" for copy_number in itertools.count(2)))
         unique_name = next(name for name in names if name not in report_documents)
@@ -158,9 +159,3 @@ async def _store_documents(agent: MemAgent, sources: Sequence[DocumentSource]) -
     if len(failures) == len(report_documents):
         raise failures[0]
     return tuple(report_documents.values())
-
-
-def _get_display_name(source: DocumentSource) -> str:
-    if isinstance(source, Document):
-        return source.name
-    return Path(source).name if isinstance(source, Path) else f"a {type(source).__name__}"

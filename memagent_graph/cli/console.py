@@ -201,17 +201,13 @@ class Console:
         for kind, count in count_events(result.events).items():
             self.err.print(f"[yellow]{kind.value}: {count}[/]")
         usage = result.usage
-        savings = ""
-        if result.chunks_read > 1 and usage.flops and (usage.full_context_flops or 0.0) > usage.flops:
-            factor = (usage.full_context_flops or 0.0) / usage.flops
-            savings = f", about {factor:.1f} times fewer operations than one full-context call"
         read, turns = format_count(result.chunks_read, "chunk"), format_count(usage.turns, "turn")
         if not result.chunks_read and (tokens := result.trace.tokens_shown):
             read = f"{tokens:,} of {usage.document_tokens:,} tokens shown"
         self.err.print(
             f"[dim]{read} by {escape(result.model)} ({escape(result.strategy)}), "
             f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens in {turns}, "
-            f"{usage.seconds:.1f} s{savings}; run {escape(result.run_id)}[/]"
+            f"{usage.seconds:.1f} s; run {escape(result.run_id)}[/]"
         )
         if result.stop_reason.resumable and self.resume_command:
             self.err.print(f"continue with: {escape(self.resume_command)}")

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -43,10 +43,6 @@ if TYPE_CHECKING:
     from memagent_graph.reader import MemAgent
     from memagent_graph.reading.state import Limits
     from memagent_graph.results import ReadResult
-
-
-_MIN_USUAL_CHUNK_TOKENS: Final = 64
-"""Fewer tokens per chunk are probably a mistake, because the prompt template is as long."""
 
 
 def require_file(path: Path) -> Path:
@@ -102,12 +98,8 @@ class RunOptions:
         with console.show_status("asking the policy"):
             context = await reader.aprepare()
         excerpt_note = "" if reader.strategy.reads_all else ", which shows the policy only a part of the document"
-        tokens = context.budget.chunk_tokens
-        budget_note = (
-            "; each such short chunk costs a call with the whole prompt" if tokens < _MIN_USUAL_CHUNK_TOKENS else ""
-        )
         strategy = f"strategy {reader.strategy.name}{excerpt_note}"
-        console.print_note(f"{strategy}; {tokens:,} tokens in a chunk{budget_note}")
+        console.print_note(f"{strategy}; {context.budget.chunk_tokens:,} tokens in a chunk")
 
     def format_resume_command(self, run_id: str) -> str:
         """Return the command that continues a run (or the runs with a common prefix) with the same files."""

@@ -142,16 +142,13 @@ class AllowedRoots:
             names = sorted(
                 make_one_line(entry.name, _MAX_NAME_CHARACTERS) + ("/" if entry.is_dir() else "")
                 for entry in folder.iterdir()
-                if not entry.name.startswith(".") and self._is_readable(entry)
+                if not entry.name.startswith(".")
+                and (target := self._find_target(str(entry))[1])
+                and (target.is_file() or target.is_dir())
             )
         if not names:
             return "There is nothing in it that may be read; " + self._make_hint()
         return f"Read its files one by one; it contains {list_names(names, _MAX_LISTED_NAMES)}."
-
-    def _is_readable(self, entry: Path) -> bool:
-        """Return whether an entry of a folder leads to a file or a folder below a root."""
-        _, target = self._find_target(str(entry))
-        return target is not None and (target.is_file() or target.is_dir())
 
     def _make_hint(self) -> str:
         if not self.roots:

@@ -91,7 +91,7 @@ def read_filings(source: Path, out: Path, script: Callable[[str], str]) -> Corpu
             try:
                 return await run_corpus(inputs, reader, table, documents_in_flight=16, rows_per_part=100)
             finally:
-                await reader.aclose()
+                await reader.agent.aclose()
 
     return asyncio.run(run())
 

@@ -110,7 +110,7 @@ class CorpusFixture:
                 try:
                     return await run_corpus(inputs, reader, table, **{"documents_in_flight": 3, **options})
                 finally:
-                    await reader.aclose()
+                    await reader.agent.aclose()
 
         return asyncio.run(run_and_close())
 
