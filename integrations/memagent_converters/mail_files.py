@@ -148,11 +148,12 @@ def _convert_attachment(source: SourceFile, part: Message[Any, Any], content_typ
         ("multipart/", "application/pgp-sig", "application/pkcs7-sig")
     ):
         return
+    is_text = name.lower().endswith((".txt", ".md", ".csv", ".log")) and payload[:5] not in {b"%PDF-", rb"{\rtf"}
     if content_type.startswith("image/") and part.get_content_disposition() != "attachment":
         yield Omission("pictures", name, "Look at them in the message.")
     elif content_type in {"application/pkcs7-mime", "application/pgp-encrypted"}:
         yield Omission("encrypted parts", name, "Save the message decrypted.")
-    elif content_type.startswith("text/") and content_type != "text/rtf":
+    elif is_text or (content_type.startswith("text/") and content_type != "text/rtf"):
         yield Block(_render_text(part, content_type) + BLOCK_SEPARATOR, f"file {name}")
     else:
         yield from source.convert_embedded(name, payload)

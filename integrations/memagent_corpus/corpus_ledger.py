@@ -119,7 +119,7 @@ class CorpusLedger:
                 _remove_row(connection, name, question)
                 connection.execute(
                     "INSERT INTO rows (id, document, question, failed, payload) VALUES (?, ?, ?, ?, ?)",
-                    (row.id, name, question, row.has_error, payload),
+                    (row.id, name, question, row.error is not None, payload),
                 )
             connection.execute(
                 "INSERT INTO documents VALUES (?, ?, 0) "

@@ -97,11 +97,6 @@ class CorpusRow(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The input columns that are copied to the row."""
 
-    @property
-    def has_error(self) -> bool:
-        """Whether the row has an error."""
-        return self.error is not None
-
 
 def compute_row_id(document: str, digest: str, question: str, settings: str) -> str:
     """Return the id of a row and its run: a hash of document name, text digest, question and settings."""

@@ -298,7 +298,7 @@ class _CorpusRun:
         await self._add_rows(task, document.version, rows)
         summary = self._summary
         summary.read += 1
-        if any(row.has_error for row in rows):
+        if any(row.error is not None for row in rows):
             summary.failed += 1
             summary.failures += [document.name] * (len(summary.failures) < _MAX_NAMED_FAILURES)
         summary.incomplete += EventKind.DOCUMENT_INCOMPLETE in {event.kind for row in rows for event in row.events}

@@ -94,7 +94,7 @@ class CorpusProgress:
         """Count a finished document."""
         self._documents_read += 1
         self._bytes_read += document.size or 0
-        self._documents_failed += any(row.has_error for row in rows)
+        self._documents_failed += any(row.error is not None for row in rows)
         if not self._has_chunk_updates:  # other processes read the chunks
             self._tokens += sum(row.usage.prompt_tokens + row.usage.completion_tokens for row in rows)
         self._show()

@@ -157,7 +157,8 @@ class ReportJob:
         document = self.documents[document_number]
         if document.reference is None:
             return self._make_failed_row(task, document.error or "")
-        run_ids = [self._derive_run_id(document.reference, question) for question in questions]
+        keys = [f"{document.reference['key']} {question}".encode("utf-8", "surrogatepass") for question in questions]
+        run_ids = [f"{self.run_id_prefix}-{sha256(key).hexdigest()[:20]}" for key in keys]
         reads = [
             partial(self._read_one, document.name, document.reference, question, run_id)
             for question, run_id in zip(questions, run_ids, strict=True)
@@ -187,10 +188,6 @@ class ReportJob:
             for question in range(len(task["questions"]))
         ]
         return {"cells": {str(task["number"]): cells}}
-
-    def _derive_run_id(self, reference: DocumentRef, question: str) -> str:
-        key = f"{reference['key']} {question}".encode("utf-8", "surrogatepass")
-        return f"{self.run_id_prefix}-{sha256(key).hexdigest()[:20]}"
 
     async def _read_one(
         self, name: str, reference: DocumentRef, question: str, run_id: str, barrier: Barrier
