@@ -117,7 +117,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             own_policy = make_policy(settings)
         else:
             own_policy = convert_to_policy(settings.policy, settings)
-        self._owns_log = not isinstance(run_log, RunLog)
+        self._owns_policy, self._owns_log = True, not isinstance(run_log, RunLog)
         self._checkpoints = checkpoints
         profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
@@ -466,7 +466,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         """Return a copy of this reader with the same policy and store, and with other settings.
 
         `choices` are those of `MemAgent`, except for the policy, its server and its tokenizer. Checkpoints may be
-        shared. A different `policy` must have the same model.
+        shared. A different `policy` must have the same model. Only the original closes the policy.
 
         Raises:
             MemAgentError: a choice is of the policy, which the copy keeps.
@@ -476,7 +476,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 f"a copy has the policy of its original, so {kept[0]} cannot be changed", hint="Make another MemAgent."
             )
         reader = self.__copy__()
-        reader._owns_log = not isinstance(run_log, RunLog | None)
+        reader._owns_policy, reader._owns_log = False, not isinstance(run_log, RunLog | None)
         reader._checkpoints = self._checkpoints if checkpoints is None else checkpoints
         reader._set_parts(
             replace(
@@ -535,7 +535,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         A further read opens them again.
         """
         await self._graphs.aclose()
-        if hasattr(self.policy, "aclose"):
+        if self._owns_policy and hasattr(self.policy, "aclose"):
             await self.policy.aclose()
         if self.run_log is not None and self._owns_log:
             await asyncio.to_thread(self.run_log.close)

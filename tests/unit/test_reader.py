@@ -3,6 +3,7 @@ import sys
 import threading
 from itertools import pairwise
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
@@ -217,7 +218,7 @@ async def test_concurrent_first_reads_share_one_connection_to_the_checkpoints(
     assert len(paths) == 1
 
 
-async def test_closing_a_reader_closes_only_a_log_that_it_opened(make_reader, tmp_path) -> None:
+async def test_only_the_reader_that_opened_a_log_closes_it_and_a_copy_closes_no_policy(make_reader, tmp_path) -> None:
     def count_writers() -> int:
         return sum(thread.name == "memagent-writer" for thread in threading.enumerate())
 
@@ -229,9 +230,13 @@ async def test_closing_a_reader_closes_only_a_log_that_it_opened(make_reader, tm
     await reader.aread(TEXT, QUESTION)
     await reader.aclose()
     assert RunLog(tmp_path / "own.sqlite").counts()[0] == 2
-    shared_log = RunLog(tmp_path / "shared.sqlite")
+    shared_log, close_policy = RunLog(tmp_path / "shared.sqlite"), AsyncMock()
     async with make_reader(run_log=shared_log) as reader:
-        await reader.aread(TEXT, QUESTION)
+        reader.policy.aclose = close_policy
+        async with reader.copy() as reader_copy:
+            await reader_copy.aread(TEXT, QUESTION)
+        close_policy.assert_not_awaited()
+    close_policy.assert_awaited_once()
     assert count_writers() == other_writers + 1
     shared_log.close()
 
