@@ -53,7 +53,7 @@ class RunLog:
     def __init__(self, path: Path | str, *, redact: Redaction | None = None) -> None:
         self.path = Path(path)
         self._redact = redact
-        self._writer = DatabaseWriter(self.path, partial(connect, self.path))
+        self._writer = DatabaseWriter(self.path, partial(connect, self.path), self)
         with self._open_for_reading():
             pass
 
