@@ -139,6 +139,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self.policy, self.run_log = parts.policy, parts.run_log
         self.settings = settings = parts.settings
         """The settings of the reader."""
+        check_options({"limits": settings.limits})
         self.store = parts.store.with_options(
             converter=settings.converter, replace_undecodable=settings.replace_undecodable
         )

@@ -274,7 +274,7 @@ async def test_a_read_reports_to_the_callbacks_of_its_config(make_reader) -> Non
     assert names.count("lease 7") == 2
 
 
-@pytest.mark.parametrize("name", ["page", "temperature"])
+@pytest.mark.parametrize("name", ["page", "temperature", "limits"])
 def test_an_unknown_option_of_a_read_is_refused(make_reader, name) -> None:
-    with pytest.raises(MemAgentError, match=rf"no option '{name}'\. (Did you mean pages|A read takes .*MemAgent)"):
+    with pytest.raises(MemAgentError, match=rf"no option '{name}'\. (Did you mean pages|A read takes .*Agent)|Limits"):
         make_reader().read("The key of harbor is 4711.", "What is the key of harbor?", **{name: "5"})
