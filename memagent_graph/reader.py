@@ -69,8 +69,8 @@ DocumentSource: TypeAlias = Any
 class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["MemAgent"]):
     """Reads documents of any length with a policy whose context is small (MemAgent, arXiv 2507.02259).
 
-    Defaults come from the policy: tokenizer, context window, and the budget and prompts of its training. Every method
-    exists twice: `aread` for asynchronous code, `read` for synchronous code.
+    Defaults come from the policy: tokenizer, context window, and the budget and prompts of its training. Methods to
+    read, resume and edit exist twice: `aread` for asynchronous code, `read` for synchronous code.
 
     >>> MemAgent(policy, strategy="gated", chunk_tokens=2000, temperature=1.0)  # doctest: +SKIP
     >>> MemAgent("http://localhost:8000/v1")  # doctest: +SKIP
