@@ -86,7 +86,8 @@ class LocalPolicy:
         self.dtype = dtype or _choose_dtype(profile.dtype if profile else "", device)
         """The number format in which the policy computes."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
-        self._version = version or hash_weights(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
+        format_suffix = "" if self.dtype == "float32" else f"-{self.dtype}"
+        self.policy_version = version or hash_weights(self._folder) + format_suffix
         self._template_arguments = dict(chat_template_kwargs or {})
         self.after_fork()
         register_after_fork(self)
@@ -195,7 +196,7 @@ class LocalPolicy:
             prompt_token_ids=request.ids if has_logprobs else None,
             token_ids=request.reply if has_logprobs else None,
             logprobs=request.logprobs if has_logprobs else None,
-            policy_version=self._version,
+            policy_version=self.policy_version,
         )
 
 
