@@ -321,13 +321,9 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return micro_batch, values_4BT.to(self.accelerator.device)
 
     def _lay_out_rows(self, rows: Sequence[TrainingRow], padding_row_count: int) -> MicroBatch:
-        pad_id = self._tokenizer.pad_token_id
-        return lay_out(
-            [*(row.conversation for row in rows), *[IdRow((pad_id,), (pad_id,))] * padding_row_count],
-            self.args.layout,
-            pad_id=pad_id,
-            device=self.accelerator.device,
-        )
+        padding_rows = [IdRow((0,), (0,))] * padding_row_count
+        conversations = [row.conversation for row in rows]
+        return lay_out([*conversations, *padding_rows], self.args.layout, device=self.accelerator.device)
 
     def _get_old_logprobs(self, row: TrainingRow) -> Tensor:
         if self.args.old_logprobs == OldLogProbs.LOGGED:
