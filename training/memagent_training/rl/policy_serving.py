@@ -39,7 +39,7 @@ _MAX_RESTARTS: Final = 3
 class PolicyBackend(ABC):
     """Serves the newest version of the policy, and makes readers that use it."""
 
-    def __init__(self, prepared: PreparedLoop, policy: LocalPolicy | OpenAICompatiblePolicy | None) -> None:
+    def __init__(self, prepared: PreparedLoop, policy: LocalPolicy | OpenAICompatiblePolicy | None = None) -> None:
         job = prepared.job
         self._prepared = prepared
         self._folder = job.out / POLICIES
@@ -120,9 +120,6 @@ class LocalBackend(PolicyBackend):
     """Runs the policy in this process: for small policies, and for rehearsals without a server."""
 
     _policy: LocalPolicy | None
-
-    def __init__(self, prepared: PreparedLoop) -> None:
-        super().__init__(prepared, None)
 
     async def serve(self, iteration: int, score_rows: RowScorer | None = None) -> None:
         """Load an iteration's weights in place of the previous ones."""
