@@ -13,13 +13,12 @@ The functions in this module only look up logged values; the others are in `mema
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from memagent_graph.errors import MemAgentError
-from memagent_training.data.rollouts import MAX_REWARD, RewardValue
+from memagent_training.data.rollouts import RewardValue
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import RewardError
 
@@ -111,23 +110,6 @@ def call_reward_function(
             run_id=run.run_id,
             hint="Correct the reward function, which has to return a number, or one for each conversation, or None.",
         ) from error
-
-
-def require_finite_reward(value: RewardValue, run: TrainingRun, name: str) -> float:
-    """Return the value if it is one finite number of 32 bits, as training needs.
-
-    Raises:
-        RewardError: the value is not such a number.
-    """
-    if isinstance(value, tuple) or not abs(value) <= MAX_REWARD:
-        is_too_large = not isinstance(value, tuple) and math.isfinite(value)
-        reason = "too large for the 32 bits of a loss" if is_too_large else "not one finite number"
-        raise RewardError(
-            f"the reward {name!r} is {value}, which is {reason}",
-            run_id=run.run_id,
-            hint="Correct the reward function; return None if it cannot score a run.",
-        )
-    return value
 
 
 def get_reward_name(reward: str | RewardFunction) -> str:
