@@ -37,7 +37,7 @@ class Train(TrainingOptions):
 
     examples: ClassVar = (
         "memagent train runs.parquet --model embedded --gold answers.jsonl --reward boxed_exact_match --dry-run",
-        "memagent train runs.parquet --model embedded --preset dapo --set learning_rate=1e-5 --out trained-policy",
+        "memagent train runs.parquet --model embedded --preset dapo --set warmup_steps=0 --out trained-policy",
     )
     runs: Annotated[Path, typer.Argument(help="A run log, or a file that `memagent export` wrote.")]
     settings: Settings = None
