@@ -172,7 +172,7 @@ def expand_questions(texts: Iterable[str]) -> list[str]:
             lines = [line.strip() for line in content.splitlines() if line.strip()]
             if len(lines) > _MAX_QUESTIONS:
                 raise ValueError(f"there are more than {_MAX_QUESTIONS:,}")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # an unknown user after ~
             raise MemAgentError(
                 f"the questions in {text[1:]} cannot be read: {error}",
                 hint="Write the path of a UTF-8 text file after @, with one question per line.",
