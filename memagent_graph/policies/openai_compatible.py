@@ -28,6 +28,7 @@ from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreach
 from memagent_graph.events import EventKind
 from memagent_graph.policies.api_variants import (
     OPTIONAL_FIELDS,
+    find_reason_of_refusal,
     find_refused_field,
     is_length_error,
     list_sampling_fields,
@@ -192,6 +193,8 @@ class OpenAICompatiblePolicy:
                 try:
                     completion, retries = await self._send(body, sampling)
                 except PolicyRequestError as error:
+                    if (reason := find_reason_of_refusal(error.server_message)) is not None:
+                        return Completion("", reason, self.name, policy_version=self.policy_version)
                     field = find_refused_field(error.server_message, body.keys() - self._extra_body.keys())
                     if field is not None:
                         log.info("%s does not accept %s: %s", self.base_url, field, error.message)
