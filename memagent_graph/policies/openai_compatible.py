@@ -58,6 +58,8 @@ _BASE_REPLY_BYTES: Final = 2**20
 """The allowance for a reply without its tokens and its prompt. The total limit is several times what servers need."""
 _BYTES_PER_TOKEN: Final = 4096
 """The allowance for each token. Text, bytes and log-prob take about 200; with 20 alternatives about 2,500."""
+_DOWN_STATUSES: Final = frozenset({502, 503, 504})
+"""Of a gateway whose server is down, or of a server that loads its model: the window is then not known yet."""
 _BYTES_PER_PROMPT_BYTE: Final = 10
 """The allowance for each byte of the prompt, which may be a token whose id the reply repeats."""
 
@@ -270,7 +272,8 @@ class OpenAICompatiblePolicy:
                 )
                 entry = _choose_model(models, self._model, self._server)
             except PolicyError as error:
-                if self._model is None or isinstance(error, PolicyUnreachableError):
+                is_down = isinstance(error, PolicyUnreachableError) or getattr(error, "status", 0) in _DOWN_STATUSES
+                if self._model is None or is_down:
                     raise
                 # The server may still accept the name.
                 self.model_list_error = error
@@ -357,10 +360,10 @@ def _choose_model(models: Sequence[Mapping[str, Any]], name: str | None, server:
     if name is None and len(base_models) == 1:
         return dict(base_models[0])
     for model in models:
-        if model["id"] in {name, f"{name}:latest"}:
+        if model["id"] in {name, f"{name}:latest", f"models/{name}"}:  # as Ollama and Gemini write names
             # An adapter has the window and tokenizer of its base, but its entry lacks them.
             base = next((base for base in base_models if base["id"] == str(model.get("parent") or "")), {})
-            return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
+            return {**model, "id": name, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
     names = [model["id"] for model in models]
     listed_names = server.redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
     if name is None:

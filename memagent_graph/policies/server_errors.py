@@ -155,10 +155,12 @@ class Server:
                 outcome = f"still answered {status}{self._after_retries}"
             if retry_after is not None and retry_after > self.read_timeout:
                 outcome = f"answered {status} and asks to wait for {retry_after:.0f} s"
-            return PolicyOverloadedError(
+            overload = PolicyOverloadedError(
                 f"{address} {outcome}: {excerpt}",
                 hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
             )
+            overload.status = status
+            return overload
         if is_length_error(excerpt) or status == 413:
             hint = "Lower --chunk-tokens; `memagent doctor` shows the server's window."
         elif status == 404:
