@@ -110,9 +110,12 @@ class Server:
             reason = "All connection attempts failed"
         else:
             reason = self.redact(str(cause))
-        return PolicyUnreachableError(
-            f"no connection to {self.base_url}: {reason}", hint="Is the server running? Check --base-url."
-        )
+        hint = "Is the server running? Check --base-url."
+        if isinstance(error, aiohttp.ClientSSLError):
+            hint = (
+                "Pass the certificates that it must have with --ca-file; without TLS its address begins with http://."
+            )
+        return PolicyUnreachableError(f"no connection to {self.base_url}: {reason}", hint=hint)
 
     def resolve_redirect(self, url: str, target: str, location: str) -> str:
         """Return the address to which `target` redirects; earlier redirects of `url` led to `target`.
