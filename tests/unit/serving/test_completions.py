@@ -140,20 +140,20 @@ def test_long_part_of_an_unreadable_type_is_refused_and_not_relayed(
     question_part = {"type": "text", "text": QUESTION}
     parts = [[results_part, question_part]] if is_one_message else [[results_part], [question_part]]
     reply = post(server, *map(make_user, parts))
-    assert reply.status_code == 400
-    assert "search_results" in reply.json()["error"]["message"]
+    assert reply.status_code == 400 and "search_results" in reply.json()["error"]["message"]
     assert upstream.requests == []
 
 
-def test_title_task_of_a_chat_client_is_shortened_to_one_call(client: openai.OpenAI, upstream: FakeServer) -> None:
+def test_title_task_of_a_chat_client_is_shortened_but_no_document(client: openai.OpenAI, upstream: FakeServer) -> None:
     task = f"### Task:\nSuggest a title.\n\n<chat_history>\n{LONG_TEXT}\n</chat_history>"
     ask(client, {"role": "system", "content": "Be brief."}, make_user(LONG_TEXT), make_user(task))
     (request,) = upstream.requests
     system, task_of_request = (message["content"] for message in request["messages"])
     assert system == "Be brief."
-    assert task_of_request.startswith("### Task:\nSuggest a title.")
-    assert task_of_request.endswith("</chat_history>")
+    assert task_of_request.startswith("### Task:\nSuggest a title.") and task_of_request.endswith("</chat_history>")
     assert len(task_of_request) < len(LONG_TEXT) / 2
+    rag_request = make_user(f"### Task:\nRespond to the query.\n\n<context>\n{LONG_TEXT}\n</context>\n\n{QUESTION}")
+    assert ask(client, rag_request).choices[0].message.content == "4711"
 
 
 def test_policy_stream_is_relayed_unchanged(server: Server, upstream: FakeServer) -> None:
