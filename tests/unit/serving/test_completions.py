@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from support.fake_server import FakeServer
 from support.scripts import extract, make_document, read_perfectly
-from support.server_faults import FINAL_ERRORS, MALFORMED, RETRIED_ERRORS
+from support.server_faults import FINAL_ERRORS, MALFORMED, RETRIED_ERRORS, make_error
 from support.serving import Server, serve
 
 from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy
@@ -79,8 +79,7 @@ def test_short_request_is_relayed_unchanged_with_the_servers_key(server: Server,
     body = b'{ "model":"fake",\n "messages":[{"role":"user","content":"h\\u00e9llo"}], "unknown": [1,  2] }'
     headers = {"Content-Type": "application/json", "Authorization": "Bearer the-client's-key"}
     reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
-    assert reply.status_code == 200
-    assert upstream.bodies == [body]
+    assert (reply.status_code, upstream.bodies) == (200, [body])
     assert upstream.headers[0]["Authorization"] == "Bearer the-server's-own-key"
     direct_reply = httpx2.post(f"{upstream.base_url}/chat/completions", content=body, headers=headers)
     assert reply.content == direct_reply.content
@@ -103,15 +102,15 @@ def test_invalid_fields_of_a_short_request_are_relayed_unchanged(
 ) -> None:
     upstream.respond = lambda body, number: web.json_response({"choices": []})
     body = json.dumps({"model": "fake", "messages": [make_user("hello")], **fields}, indent=3).encode()
-    headers = {"Content-Type": "application/json"}
-    httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
+    httpx2.post(f"{server.api}/chat/completions", content=body, headers={"Content-Type": "application/json"})
     assert upstream.bodies == [body]
 
 
 def test_cache_salt_of_a_client_is_removed(server: Server, upstream: FakeServer) -> None:
     for content in ("hello", LONG_TEXT):
-        reply = post(server, make_user(content), make_user(QUESTION), tools=[], cache_salt="another's")
-        assert reply.status_code == 200
+        assert (
+            post(server, make_user(content), make_user(QUESTION), tools=[], cache_salt="another's").status_code == 200
+        )
     assert upstream.requests[0]["tools"] == []
     assert not [request for request in upstream.requests if "cache_salt" in request]
 
@@ -408,17 +407,14 @@ def test_unsupported_options_are_errors_of_the_api(
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000])
 def test_malformed_json_is_refused(server: Server, body: bytes) -> None:
-    headers = {"Content-Type": "application/json"}
-    reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers=headers)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["type"] == "invalid_request_error"
+    reply = httpx2.post(f"{server.api}/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_endpoints_that_are_not_served_are_named_in_errors(server: Server) -> None:
     for method, path in (("POST", "responses"), ("GET", "responses/resp_1"), ("POST", "responses/resp_1/cancel")):
         reply = httpx2.request(method, f"{server.api}/{path}")
-        assert reply.status_code == 404
-        assert "Responses API is not served here" in reply.json()["error"]["message"]
+        assert reply.status_code == 404 and "Responses API is not served here" in reply.json()["error"]["message"]
     assert httpx2.get(f"{server.url}/v1/engines").json()["error"]["code"] == "not_found"
     assert httpx2.delete(f"{server.api}/chat/completions").json()["error"]["code"] == "method_not_allowed"
 
@@ -429,15 +425,18 @@ def test_unreachable_policy_server_is_an_error_and_shown_by_health(tmp_path: Pat
     with serve(url, tmp_path) as server:
         for messages in ([make_user("hello")], [make_user(LONG_TEXT), make_user(QUESTION)]):
             reply = post(server, *messages)
-            assert reply.status_code == 503
+            assert reply.status_code == 503 and url not in reply.text
             assert "Is the server running?" in reply.json()["error"]["message"]
-            assert url not in reply.text
             assert int(reply.headers["Retry-After"]) > 0
         health = httpx2.get(f"{server.url}/health")
-        assert health.status_code == 503
-        assert health.json()["parts"]["server"] == "ok"
-        assert "cannot be reached" in health.json()["parts"]["policy"]
-        assert url not in health.text
+        assert (health.status_code, health.json()["parts"]["server"]) == (503, "ok")
+        assert "cannot be reached" in health.json()["parts"]["policy"] and url not in health.text
+    with FakeServer() as upstream, serve(upstream.base_url, tmp_path / "2") as server:
+        upstream.models = make_error(404)
+        assert post(server, make_user("hello")).status_code == 200
+        assert httpx2.get(f"{server.url}/health").status_code == 200, "the model is named, so no list is needed"
+        upstream.models = [{"id": "fake"}]
+        assert httpx2.get(f"{server.api}/models").json()["data"] == upstream.models
 
 
 def test_failure_during_a_stream_raises_an_error_in_the_client(client: openai.OpenAI, upstream: FakeServer) -> None:
@@ -479,8 +478,7 @@ def test_in_process_policy_answers_short_and_long_requests(tmp_path: Path) -> No
         openai.OpenAI(base_url=server.api, api_key="x", max_retries=0) as client,
     ):
         model = policy.name
-        assert [entry.id for entry in client.models.list()] == [model]
-        assert client.models.retrieve(model).id == model
+        assert [entry.id for entry in client.models.list()] == [client.models.retrieve(model).id] == [model]
         create = client.chat.completions.create
         short_messages: list[Any] = [make_user("hello")]
         text_options: Any = {"response_format": {"type": "text"}, "modalities": ["text"]}  # the API's defaults
