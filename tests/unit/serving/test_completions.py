@@ -119,9 +119,6 @@ def test_cache_salt_of_a_client_is_removed(server: Server, upstream: FakeServer)
     "part",
     [
         {"type": "input_text", "text": LONG_TEXT},
-        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": LONG_TEXT}, "title": "a"},
-        {"type": "document", "title": "a.txt",
-         "source": {"type": "base64", "media_type": "text/plain", "data": b64encode(LONG_TEXT.encode()).decode()}},
         {"type": "tool_result", "tool_use_id": "1", "content": LONG_TEXT},
     ],
 )  # fmt: skip
