@@ -58,8 +58,6 @@ _BASE_REPLY_BYTES: Final = 2**20
 """The allowance for a reply without its tokens and its prompt. The total limit is several times what servers need."""
 _BYTES_PER_TOKEN: Final = 4096
 """The allowance for each token. Text, bytes and log-prob take about 200; with 20 alternatives about 2,500."""
-_DOWN_STATUSES: Final = frozenset({502, 503, 504})
-"""Of a gateway whose server is down, or of a server that loads its model: the window is then not known yet."""
 _BYTES_PER_PROMPT_BYTE: Final = 10
 """The allowance for each byte of the prompt, which may be a token whose id the reply repeats."""
 
@@ -272,7 +270,8 @@ class OpenAICompatiblePolicy:
                 )
                 entry = _choose_model(models, self._model, self._server)
             except PolicyError as error:
-                is_down = isinstance(error, PolicyUnreachableError) or getattr(error, "status", 0) in _DOWN_STATUSES
+                # A gateway has no server, or the server loads its model: the window is not known yet.
+                is_down = isinstance(error, PolicyUnreachableError) or getattr(error, "status", 0) in {502, 503, 504}
                 if self._model is None or is_down:
                     raise
                 # The server may still accept the name.

@@ -112,9 +112,7 @@ class Server:
             reason = self.redact(str(cause))
         hint = "Is the server running? Check --base-url."
         if isinstance(error, aiohttp.ClientSSLError):
-            hint = (
-                "Pass the certificates that it must have with --ca-file; without TLS its address begins with http://."
-            )
+            hint = "Pass the certificates to trust with --ca-file. The address of a server without TLS is http://..."
         return PolicyUnreachableError(f"no connection to {self.base_url}: {reason}", hint=hint)
 
     def resolve_redirect(self, url: str, target: str, location: str) -> str:
