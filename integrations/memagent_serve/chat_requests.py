@@ -49,17 +49,10 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def answer_tokens(self) -> int | None:
-        """The maximum length of the reply.
-
-        Raises:
-            APIError: two limits contradict each other.
-        """
-        limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None and limit > 0}
-        if len(limits) > 1:
-            raise make_bad_request_error(
-                "max_tokens and max_completion_tokens contradict each other; send one", "max_tokens"
-            )
-        return next(iter(limits), None)
+        """The maximum length of the reply: the lower limit, if there are two."""
+        return min(
+            (limit for limit in (self.max_tokens, self.max_completion_tokens) if limit and limit > 0), default=None
+        )
 
     def make_sampling(self, base: SamplingParams) -> SamplingParams:
         """Return a policy's sampling with the request's choices."""
@@ -308,4 +301,3 @@ def require_readable(request: ChatRequest) -> None:
         raise make_bad_request_error(
             f"this request must be read, and a part of type {kind!r} cannot be; send text or files", "messages"
         )
-    _ = request.options.answer_tokens
