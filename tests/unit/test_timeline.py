@@ -157,9 +157,8 @@ def test_hostile_texts_add_no_element_to_a_page_and_no_control_character_to_the_
     names = dict.fromkeys(("run_id", "question", "model", "strategy", "answer"), HOSTILE)
     view = make_run(trace=Trace(steps), span_text=lambda _: text, rewards=rewards, places=Places(sections), **names)
     timeline = build_timeline(replace(view, raw_answer="x" + HOSTILE))
-    page, harmless_page = map(
-        render_page, (timeline, build_timeline(make_run(["a keeper"], ["a keeper"], answer="a keeper")))
-    )
+    harmless_page = render_page(build_timeline(make_run(["a keeper"], ["a keeper"], answer="a keeper")))
+    page = render_page(timeline)
     expected, actual = ([tag for tag, _ in Page(text).tags] for text in (harmless_page, page))
     assert set(actual) == set(expected)
     assert actual.count("script") == expected.count("script")
