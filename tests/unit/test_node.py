@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 from unit.test_tracing import RunRecorder
 
 from langchain_memagent.node import memagent_node
-from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
 from memagent_graph.errors import MemAgentError, PolicyError
 
 TEXT = make_document({0.5: "The key of harbor is 4711."}, words=1000)
@@ -61,14 +61,12 @@ class TestStateKeys:
             result: str
 
         node = memagent_node(make_reader(), question="task", document="report", answer="result")
-        output = build_parent(node, RenamedState).compile().invoke({"task": QUESTION, "report": TEXT})
-        assert output["result"] == "4711"
+        assert build_parent(node, RenamedState).compile().invoke({"task": QUESTION, "report": TEXT})["result"] == "4711"
 
         node = memagent_node(make_reader(), memory="notes", run_id="run", evidence="quotes", stop_reason="why")
         output = build_parent(node).compile().invoke(INPUT)
         assert output["notes"].endswith("harbor 4711")
-        assert output["why"] == "answered"
-        assert output["run"]
+        assert output["why"] == "answered" and output["run"]
         [quote] = output["quotes"]
         assert TEXT[quote["start_char"] : quote["end_char"]] == quote["quote"]
 
@@ -82,21 +80,24 @@ class TestStateKeys:
         )
         assert build_parent(node).compile().invoke(INPUT)["answer"] == f"{QUESTION} 4711"
 
-    def test_the_state_can_be_an_object(self, make_reader) -> None:
+    @pytest.mark.parametrize("make_node", [memagent_node, MemAgent.graph])
+    def test_the_state_can_be_an_object(self, make_reader, make_node) -> None:
         @dataclass
         class ObjectState:
             question: str
             document: str
             answer: str | None = None
 
-        output = build_parent(memagent_node(make_reader()), ObjectState).compile().invoke(ObjectState(QUESTION, TEXT))
+        output = build_parent(make_node(make_reader()), ObjectState).compile().invoke(ObjectState(QUESTION, TEXT))
         assert output["answer"] == "4711"
 
     @pytest.mark.parametrize("options", [{"evidence": "qoutes"}, {"write": lambda state, result: {"qoutes": 1}}])
-    def test_writing_a_key_that_the_state_lacks_is_an_error(self, make_reader, options) -> None:
+    async def test_writing_a_key_that_the_state_lacks_is_an_error(self, make_reader, options) -> None:
         parent = build_parent(memagent_node(make_reader(), **options)).compile()
         with pytest.raises(MemAgentError, match='state has no "qoutes"'):
             parent.invoke(INPUT)
+        with pytest.raises(MemAgentError, match='state has no "qoutes"'):
+            assert [event async for event in parent.astream_events(INPUT)]
 
     def test_a_node_called_by_another_node_returns_its_keys(self, make_reader) -> None:
         node = memagent_node(make_reader(), answer="result")
@@ -109,9 +110,8 @@ class TestStateKeys:
             parent.invoke(INPUT)
 
     def test_a_missing_input_is_an_error_that_names_its_key(self, make_reader) -> None:
-        parent = build_parent(memagent_node(make_reader())).compile()
         with pytest.raises(MemAgentError, match=r'no "document" to take the document from.*document="\.\.\."'):
-            parent.invoke({"question": QUESTION})
+            build_parent(memagent_node(make_reader())).compile().invoke({"question": QUESTION})
 
 
 async def test_the_served_model_is_looked_up_at_the_first_call(make_reader) -> None:
