@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import tempfile
@@ -138,8 +139,9 @@ class RollingHistory:
 
         async def run_read(report: OnUpdate) -> Mapping[str, Any]:
             # A dialogue is private to its thread, so the text is deleted after the read.
-            with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
-                store = DocumentStore(folder).with_options(replace_undecodable=True)
+            folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="memagent-")
+            try:
+                store = DocumentStore(folder.name).with_options(replace_undecodable=True)
                 document = Document.from_text(text, name="conversation")
                 reference = await store.add_async(document)
                 private_context = replace(context, store=store, run_log=None, limits=Limits())
@@ -153,6 +155,8 @@ class RollingHistory:
                     for change in filter(None, payload.values()):
                         for update in trace.add_change(change):
                             report(state["run_id"], question, update)
+            finally:
+                await asyncio.to_thread(folder.cleanup)
             return state
 
         inputs = {"question": question, "document": "conversation"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.errors import CheckpointError, RunHeldError, load_extra
 from memagent_graph.storage.file_locks import lease
+from memagent_graph.storage.private_files import create_private_folder
 
 _LEASE_SUFFIX = "-reading"
 
@@ -47,7 +48,7 @@ async def open_checkpointer(
         ) from error
 
 
-def lease_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
+async def lease_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
     """Return the lease of a run in this checkpointer. Only one reader at a time may hold it.
 
     The lease is a file next to the SQLite file. Other checkpointers, such as PostgreSQL's, have none; with them, the
@@ -56,7 +57,11 @@ def lease_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
     path = getattr(saver, "path", None)
     if not isinstance(path, Path) or str(path) == ":memory:":
         return nullcontext()
-    return lease(path.with_name(path.name + _LEASE_SUFFIX), run_id)
+    folder = path.with_name(path.name + _LEASE_SUFFIX)
+    if not folder.is_dir():
+        with suppress(OSError):  # which the lease reports
+            await asyncio.to_thread(create_private_folder, folder)
+    return lease(folder, run_id)
 
 
 def is_being_read(checkpoints: Path, run_id: str) -> bool:

@@ -156,9 +156,9 @@ class TestToolResults:
         assert get_reading(get_tool_message(messages))["answer"] == "4711"
         assert "note" in [message.content for message in messages]
 
-    async def test_every_long_result_of_a_turn_is_read_and_can_be_asked(self, make_reader) -> None:
+    async def test_every_long_result_of_a_turn_is_read_and_can_be_asked(self, make_reader, langgraph_dev) -> None:
         saver = InMemorySaver()
-        agent = make_agent(make_reader(), make_fetch_call(twice=True), "done", saver=saver)
+        agent = make_agent(make_reader(run_log=False), make_fetch_call(twice=True), "done", saver=saver)
         messages = await ask(agent, REQUEST)
         run_ids = {get_reading(get_tool_message(messages, index))["run_id"] for index in (0, 1)}
         state = (await agent.aget_state({"configurable": {"thread_id": "one"}})).values
@@ -360,9 +360,9 @@ class TestHistories:
         assert "key of harbor is 4711" in model.prompts[-1][1].text
         assert model.prompts[-1][-1].content == "What is the key of harbor?"
 
-    async def test_no_message_is_read_twice_and_most_turns_read_none(self, make_reader) -> None:
+    async def test_no_message_is_read_twice_and_most_turns_read_none(self, make_reader, langgraph_dev) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
-        agent = self.make_agent(make_reader(policy), make_chat_model("fine"), InMemorySaver())
+        agent = self.make_agent(make_reader(policy, run_log=False), make_chat_model("fine"), InMemorySaver())
         await self.hold_dialogue(agent, turns=25)
         sections = [prompt.split("<section>")[1] for prompt in policy.prompts]
         for turn in range(15):

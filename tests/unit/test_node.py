@@ -30,6 +30,7 @@ TEXT = make_document({0.5: "The key of harbor is 4711."}, words=1000)
 QUESTION = "What is the key of harbor?"
 INPUT: Any = {"question": QUESTION, "document": TEXT}
 LOW_RECURSION_LIMIT: Any = {"recursion_limit": 25}
+THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 
 class State(TypedDict, total=False):
@@ -122,7 +123,7 @@ async def test_the_served_model_is_looked_up_at_the_first_call(make_reader) -> N
         assert (await parent.ainvoke(INPUT))["answer"] == "4711"
 
 
-async def test_progress_and_callbacks_go_through_the_parent(make_reader) -> None:
+async def test_progress_and_callbacks_go_through_the_parent(make_reader, langgraph_dev) -> None:
     class NodeCounter(BaseCallbackHandler):
         def __init__(self) -> None:
             self.node_counts: Counter[str] = Counter()
@@ -130,7 +131,7 @@ async def test_progress_and_callbacks_go_through_the_parent(make_reader) -> None
         def on_chain_start(self, serialized, inputs, **kwargs) -> None:
             self.node_counts[kwargs.get("name") or ""] += 1
 
-    parent = build_parent(memagent_node(make_reader(), run_id="run")).compile()
+    parent = build_parent(memagent_node(make_reader(run_log=False), run_id="run")).compile()
     counter = NodeCounter()
     stream_modes: Any = ["custom", "values"]
     events = [event async for event in parent.astream(INPUT, {"callbacks": [counter]}, stream_mode=stream_modes)]
@@ -189,12 +190,11 @@ async def test_only_the_document_that_failed_is_resumed(make_reader, is_sync) ->
         START, lambda state: [Send("read", {"question": QUESTION, "text": text}) for text in texts]
     )
     parent = builder.compile(checkpointer=InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "t"}}
     empty_report: Report = {"findings": []}
     with pytest.raises(PolicyError):
-        parent.invoke(empty_report, config) if is_sync else await parent.ainvoke(empty_report, config)
+        parent.invoke(empty_report, THREAD) if is_sync else await parent.ainvoke(empty_report, THREAD)
     is_broken, first_call_count = False, len(policy.prompts)
-    output = parent.invoke(None, config) if is_sync else await parent.ainvoke(None, config)
+    output = parent.invoke(None, THREAD) if is_sync else await parent.ainvoke(None, THREAD)
     assert output["findings"] == ["4710", "4711", "4712", "4713"]
     calls = len(texts) * (make_reader().read(texts[0], QUESTION).chunks_read + 1)
     assert calls < len(policy.prompts) <= calls + len(texts), "at most one chunk of a document is read twice"
@@ -211,11 +211,10 @@ async def test_evidence_is_found_if_only_the_node_failed_after_its_read(make_rea
 
     node = memagent_node(make_reader(policy), evidence="quotes", write=write)
     parent = build_parent(node).compile(checkpointer=InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "t"}}
     with pytest.raises(KeyError):
-        await parent.ainvoke(INPUT, config)
+        await parent.ainvoke(INPUT, THREAD)
     is_broken, call_count = False, len(policy.prompts)
-    output = await parent.ainvoke(None, config)
+    output = await parent.ainvoke(None, THREAD)
     assert [quote["line"] for quote in output["quotes"]] == ["harbor 4711"]
     assert (output["why"], len(policy.prompts)) == ("answered", call_count)
 
@@ -231,14 +230,13 @@ async def test_the_memory_of_a_subgraph_can_be_edited_through_the_parent(make_re
 
     graph = make_reader(ScriptedPolicy(script)).graph()
     parent = build_parent(graph, WithMemory).compile(checkpointer=InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "t"}}
     with pytest.raises(PolicyError):
-        await parent.ainvoke(INPUT, config)
-    [task] = (await parent.aget_state(config, subgraphs=True)).tasks
+        await parent.ainvoke(INPUT, THREAD)
+    [task] = (await parent.aget_state(THREAD, subgraphs=True)).tasks
     assert task.state.values["memory"] == "nothing yet"
     is_broken = False
     await parent.aupdate_state(task.state.config, {"memory": "castle 99"}, as_node="update_memory")
-    assert (await parent.ainvoke(None, config))["memory"] == "castle 99\nharbor 4711"
+    assert (await parent.ainvoke(None, THREAD))["memory"] == "castle 99\nharbor 4711"
 
 
 CHUNK_COUNT = 60
