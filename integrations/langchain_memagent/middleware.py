@@ -30,6 +30,7 @@ from langchain_memagent.transcripts import (
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
+from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.run_history import require_results
@@ -167,8 +168,10 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             return False
         return any(_find_long_text(message, self._result_tokens) is not None for message in _find_tool_messages(result))
 
-    async def _read_results(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
+    async def _read_results(self, request: ToolCallRequest, result: Any) -> Any:
         """Return the result with a reading instead of every text that is too long, and an entry for it in the state."""
+        if isinstance(result, list):
+            return await asyncio.gather(*(self._read_results(request, item) for item in result))
         messages = _find_tool_messages(result)
         readings = await asyncio.gather(*(self._read_message(request, message) for message in messages))
         replacements = {id(message): shown for message, (shown, _) in zip(messages, readings, strict=True)}
@@ -177,6 +180,8 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         if isinstance(result, ToolMessage):
             message = replacements[id(result)]
             return Command(update={"messages": [message], **state_update}) if state_update else message
+        if not messages:
+            return result
         update: dict[str, Any] = {**(result.update or {}), **state_update}
         update["messages"] = [replacements.get(id(message), message) for message in update["messages"]]
         return replace(result, update=update)
@@ -218,7 +223,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return _replace_text(message, _format_reading(tool, token_count, result), values), {run_id: result.document}
 
     async def _store_result(self, text: str, tool: str) -> DocumentRef:
-        return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
+        return await self._reads.store(Document.from_text(replace_lone_surrogates(text), name=f"result of {tool}"))
 
     async def _read_questions(
         self, document: DocumentRef, run_ids: Mapping[str, str], caller: CallingGraph
@@ -309,8 +314,10 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
             raise
 
 
-def _find_tool_messages(result: ToolResult) -> list[ToolMessage]:
-    """Return the tool messages in what a tool returned, except those for a parent graph."""
+def _find_tool_messages(result: Any) -> list[ToolMessage]:
+    """Return the tool messages in what a tool returned, which may be a list, except those for a parent graph."""
+    if isinstance(result, list):
+        return [message for item in result for message in _find_tool_messages(item)]
     if isinstance(result, ToolMessage):
         return [result]
     if isinstance(result, Command) and result.graph is None and isinstance(result.update, dict):

@@ -141,16 +141,17 @@ class TestToolResults:
         assert "Answer: 4711" in text["text"]
         assert block == image
 
-    async def test_messages_of_a_command_are_read_and_its_other_updates_are_kept(self, make_reader) -> None:
+    @pytest.mark.parametrize("is_list", [False, True])
+    async def test_messages_of_commands_are_read_and_other_updates_are_kept(self, make_reader, is_list: bool) -> None:
         @tool
-        def hand_over(runtime: ToolRuntime) -> Command[Any]:
+        def hand_over(runtime: ToolRuntime) -> Any:
             """Hand over."""
-            result = ToolMessage(LONG_TEXT, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
-            return Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
+            result = ToolMessage(f"{LONG_TEXT}\ud800", tool_call_id=runtime.tool_call_id, artifact={"mine": 1})
+            command = Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
+            return [command, Command()] if is_list else command
 
-        messages = await ask(
-            make_agent(make_reader(), make_tool_calls(("hand_over", {})), "done", tools=[hand_over]), REQUEST
-        )
+        agent = make_agent(make_reader(), make_tool_calls(("hand_over", {})), "done", tools=[hand_over])
+        messages = await ask(agent, REQUEST)
         assert "Answer: 4711" in get_tool_message(messages).content
         assert get_tool_message(messages).artifact == {"mine": 1}
         assert get_reading(get_tool_message(messages))["answer"] == "4711"
