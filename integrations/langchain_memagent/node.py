@@ -100,7 +100,8 @@ def memagent_node(
     async def read(document_value: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
         texts = check_questions(questions, await reads.prepare())
         reference = await reads.store(document_value)
-        run_ids = {text: derive_run_id(config, text, reference["key"]) for text in texts}
+        key = name, agent.policy.name, reference["key"]
+        run_ids = {text: derive_run_id(config, *key, text) for text in texts}
         outcomes = dict(
             zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.capture().report_update), strict=True)
         )
