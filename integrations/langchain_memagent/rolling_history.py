@@ -65,13 +65,6 @@ class RollingHistory:
     """How many recent messages stay unchanged, if they fit."""
     _memories: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False, repr=False)
 
-    def may_be_long(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return whether the messages have more bytes than the limit has tokens. A token has at least one byte."""
-        return (
-            sum(len(format_transcript([message]).encode("utf-8", "surrogatepass")) for message in messages)
-            > self.tokens
-        )
-
     async def shorten(self, messages: list[AnyMessage], config: RunnableConfig, report: OnUpdate) -> list[AnyMessage]:
         """Return the messages unchanged if they fit; otherwise a memory of the older messages, and the recent messages.
 
@@ -86,10 +79,13 @@ class RollingHistory:
             PolicyError: the policy failed.
             BudgetError: the limit leaves too little space next to a memory.
         """
+        texts = [format_transcript([message]) for message in messages]
+        if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) <= self.tokens:
+            return messages  # a token has at least one byte
         context = await self.agent.aprepare()
         thread_id = str(config.get("configurable", {}).get("thread_id", ""))
         self.require_room(context.budget)
-        sizes = [context.tokenizer.count(format_transcript([message])) for message in messages]
+        sizes = list(map(context.tokenizer.count, texts))
         if sum(sizes) <= self.tokens:
             return messages
         latest_request = find_latest_request(messages)
@@ -109,7 +105,11 @@ class RollingHistory:
         if messages_in_memory:
             self._remember(cuts[messages_in_memory], memory)
         recent_messages = messages[messages_in_memory:]
-        history: list[AnyMessage] = [make_memory_message(memory, messages_in_memory)] if messages_in_memory else []
+        history: list[AnyMessage] = []
+        if messages_in_memory:
+            beginning = f"[The first {messages_in_memory} messages of this conversation are replaced by this summary:]"
+            text = f"{beginning}\n\n{memory}\n\n[The conversation continues from there.]"
+            history.append(HumanMessage(text, additional_kwargs={SOURCE_KEY: "memagent"}))
         if latest_request and short_request:
             if latest_request[0] < messages_in_memory:
                 history.append(short_request)
@@ -225,18 +225,6 @@ def _encode_message(message: BaseMessage) -> bytes:
     if isinstance(message, ToolMessage):
         content.append(message.tool_call_id)
     return json.dumps(content, default=str, sort_keys=True).encode()
-
-
-# Reading messages into a memory
-
-
-def make_memory_message(text: str, messages_read: int) -> HumanMessage:
-    """Return a memory as a message that introduces it and replaces the messages that it was made from."""
-    return HumanMessage(
-        f"[The first {messages_read} messages of this conversation are replaced by this summary:]\n\n{text}"
-        "\n\n[The conversation continues from there.]",
-        additional_kwargs={SOURCE_KEY: "memagent"},
-    )
 
 
 @dataclass(frozen=True)
