@@ -160,10 +160,10 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         """`wrap_tool_call` for asynchronous agents."""
         return await self._read_results(request, await handler(request))
 
-    async def _read_results(self, request: ToolCallRequest, result: Any) -> Any:
+    async def _read_results(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
         """Return the result with a reading instead of every text that is too long, and an entry for it in the state."""
         if isinstance(result, list):
-            return await asyncio.gather(*(self._read_results(request, item) for item in result))
+            return [await self._read_results(request, item) for item in result]  # type: ignore[return-value]
         messages = [] if request.tool_call["name"] == self._ask_tool.name else _find_tool_messages(result)
         if not messages:
             return result
