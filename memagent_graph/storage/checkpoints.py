@@ -39,12 +39,12 @@ async def open_checkpointer(
         return await PostgresSaver.open(str(checkpoints), display_checkpoints(checkpoints))
     from memagent_graph.storage.sqlite_saver import SqliteSaver  # noqa: PLC0415  loaded only for checkpoints
 
-    path = Path(checkpoints)
     try:
-        return await asyncio.to_thread(SqliteSaver, path)
-    except (OSError, sqlite3.Error) as error:
+        return await asyncio.to_thread(SqliteSaver, Path(checkpoints))
+    except (OSError, sqlite3.Error, TypeError) as error:
         raise CheckpointError(
-            f"{path} cannot be used for checkpoints: {error}", hint="Choose another file with --checkpoints."
+            f"{checkpoints} cannot be used for checkpoints: {error}",
+            hint="Choose another file with --checkpoints, or pass an open checkpointer.",
         ) from error
 
 
