@@ -38,11 +38,29 @@ class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Logprob] | None = None
 
 
-class _TokenData(msgspec.Struct, gc=False):
-    """Token ids and log-probs of a choice, and the token ids of the prompt, which are next to the choices."""
+class _Choice(msgspec.Struct):
+    """A choice. Only token ids and log-probs have the types that they need."""
 
+    index: Any = 0
+    message: Any = None
+    delta: Any = None
+    """The message in a stream."""
+    finish_reason: Any = None
+    native_finish_reason: Any = None
+    """OpenRouter's, the one of the model's own server."""
+    stop_reason: Any = None
+    gemini_finish_reason: Any = msgspec.field(default=None, name="finishReason")
+    error: Any = None
     logprobs: _Logprobs | None = None
     token_ids: list[_TokenId] | None = None
+
+
+class _Reply(msgspec.Struct):
+    choices: list[_Choice | None] | None = None
+    model: Any = None
+    usage: Any = None
+    id: Any = None
+    error: Any = None
     prompt_token_ids: list[_TokenId] | None = None
 
 
@@ -67,27 +85,27 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
         MalformedReplyError: the body is not a completion.
     """
     try:
-        reply = _parse_reply(content)
-        choices = [choice for choice in reply.get("choices") or () if choice]
+        reply, is_damaged = _parse_reply(content)
+        choices = [choice for choice in reply.choices or () if choice]
         if not choices:
-            if reply.get("error"):
+            if reply.error:
                 raise GenerationFailedError(extract_server_message(content))
             raise MalformedReplyError("it has no choices", content)
-        choice = min(choices, key=lambda option: option["index"] if isinstance(option.get("index"), int) else 0)
-        message = choice.get("message") or choice.get("delta")
+        choice = min(choices, key=lambda option: option.index if isinstance(option.index, int) else 0)
+        message = choice.message or choice.delta
         if not isinstance(message, Mapping):
             message = {"content": message}
         text = extract_text(message.get("content"))
         is_refusal = has_refusal(message)
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise MalformedReplyError(str(error), content) from error
-    raw_reason = choice.get("finish_reason") or choice.get("finishReason") or choice.get("stop_reason")
-    reason, usage = parse_finish_reason(raw_reason), parse_token_usage(reply.get("usage"))
-    native_reason = parse_finish_reason(choice.get("native_finish_reason"))  # STOP without one
+    raw_reason = choice.finish_reason or choice.gemini_finish_reason or choice.stop_reason
+    reason, usage = parse_finish_reason(raw_reason), parse_token_usage(reply.usage)
+    native_reason = parse_finish_reason(choice.native_finish_reason)  # STOP without one
     if reason is FinishReason.STOP and native_reason is not FinishReason.OTHER:
         reason = native_reason
-    if reason is FinishReason.FAILED or choice.get("error") or reply.get("error"):
-        raise GenerationFailedError(str(choice.get("error") or reply.get("error") or raw_reason))
+    if reason is FinishReason.FAILED or choice.error or reply.error:
+        raise GenerationFailedError(str(choice.error or reply.error or raw_reason))
     has_reasoning = any(map(message.get, ("reasoning", "reasoning_content", "thinking", "content")))
     if text is None and reason is FinishReason.STOP and not (is_refusal or has_reasoning):
         raise MalformedReplyError("its text is null, without a reason", content)
@@ -96,39 +114,41 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     elif not raw_reason and usage and usage.completion_tokens >= sampling.max_tokens:
         reason = FinishReason.LENGTH
     notes = make_finish_notes(reason, raw_reason, text)
-    token_data = _TokenData()
-    try:
-        values = {**choice, "prompt_token_ids": reply.get("prompt_token_ids")}
-        if isinstance(values.get("logprobs"), msgspec.Raw):
-            values["logprobs"] = msgspec.json.decode(values["logprobs"], type=_Logprobs)
-        token_data = msgspec.convert(values, _TokenData)
-    except msgspec.ValidationError:
-        notes = (*notes, _DAMAGED_NOTE) if sampling.logprobs else notes
-    tokens = token_data.logprobs.content if token_data.logprobs else None
-    model_name, request_id = reply.get("model"), reply.get("id")
+    if is_damaged and sampling.logprobs:
+        notes = (*notes, _DAMAGED_NOTE)
+    tokens = choice.logprobs.content if choice.logprobs else None
     return Completion(
         text=text or "",
         finish_reason=reason,
-        model=model_name if model_name and isinstance(model_name, str) else model,
+        model=reply.model if reply.model and isinstance(reply.model, str) else model,
         usage=usage,
         policy_version=policy_version,
-        request_id=request_id if isinstance(request_id, str) else "",
-        prompt_token_ids=token_data.prompt_token_ids,
-        token_ids=token_data.token_ids,
+        request_id=reply.id if isinstance(reply.id, str) else "",
+        prompt_token_ids=reply.prompt_token_ids,
+        token_ids=choice.token_ids,
         logprobs=None if tokens is None else [token.logprob for token in tokens],
         notes=notes,
     )
 
 
-def _parse_reply(content: bytes) -> Any:
-    """Return the JSON in a body. The events of a stream are joined into one reply.
+def _parse_reply(content: bytes) -> tuple[_Reply, bool]:
+    """Return the reply in a body, and whether its token ids and log-probs were left out because of other values.
 
-    The log-probs of a choice may still be raw JSON, because all their fields take longer to decode than the rest.
+    Raises:
+        ValueError, TypeError, AttributeError, RecursionError: the body is no reply.
     """
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
-        fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-        raw_choices = msgspec.json.decode(fields.pop("choices"), type=list[dict[str, msgspec.Raw]])
-        return _decode_values(fields) | {"choices": [_decode_values(choice, raw="logprobs") for choice in raw_choices]}
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(content, type=_Reply), False
+    fields = _parse_leniently(content)
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(fields, _Reply), False
+    for choice in filter(None, fields.get("choices") or ()):
+        choice.update(logprobs=None, token_ids=None)
+    return msgspec.convert(fields | {"prompt_token_ids": None}, _Reply), True
+
+
+def _parse_leniently(content: bytes) -> Any:
+    """Return the JSON in a body, even with NaN and control characters. The events of a stream are joined."""
     text = content.decode("utf-8-sig")
     try:
         return _parse_json(text)
@@ -147,11 +167,6 @@ def _parse_reply(content: bytes) -> Any:
     reason = next((choice["finish_reason"] for choice in reversed(choices) if choice.get("finish_reason")), None)
     last_values = {name: value for event in events for name, value in event.items() if value is not None}
     return last_values | {"choices": [{"message": {"content": text}, "finish_reason": reason}] if choices else []}
-
-
-def _decode_values(fields: Mapping[str, msgspec.Raw], raw: str = "") -> dict[str, Any]:
-    values = {name: msgspec.json.decode(value) for name, value in fields.items() if name != raw}
-    return values | {name: value for name, value in fields.items() if name == raw and bytes(value) != b"null"}
 
 
 _parse_json: Final = partial(json.loads, parse_constant=lambda _: None, strict=False)

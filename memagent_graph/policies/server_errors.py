@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -130,7 +131,7 @@ class Server:
         base = address.removesuffix(url.removeprefix(self.base_url.rstrip("/")))
         raise PolicyResponseError(
             f"{self.base_url} redirects to another server, {address}; the request was not sent there",
-            hint=f"If that is the server you mean, name it: --base-url {base}",
+            hint=f"If that is the server you mean, name it: --base-url {shlex.quote(base)}",
         )
 
     def make_refusal(self, status: int, message: str, retry_after: float | None) -> PolicyError:

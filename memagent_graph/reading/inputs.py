@@ -59,7 +59,7 @@ def check_question(question: str, context: ReaderContext) -> None:
         fields = " with the answer's fields" if context.format_question(question) != question else ""
         raise BudgetError(
             f"the question{fields} has {tokens} tokens and its budget is {budget}",
-            hint="Shorten it, or raise --question-tokens and lower --chunk-tokens by as much.",
+            hint=f"Shorten it, or use --question-tokens {tokens} (and a lower --chunk-tokens, if needed).",
         )
 
 
