@@ -251,11 +251,6 @@ class RunLog:
                     hint="Replace the run that is here, or leave this one out.",
                 ) from error
             raise
-        except KeyError as error:
-            raise RunLogError(
-                f"run {run_id!r} cannot be stored: a reward names the conversation {error}, which it lacks",
-                hint="Take the run from its log or export again.",
-            ) from error
 
     def delete(self, run_ids: Iterable[str]) -> int:
         """Delete runs with all of their data, free the disk space, and return the number of runs."""
