@@ -8,12 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# Control characters except tab and newline, those that change the direction of writing, and no characters at all.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
-_JOINERS = "\u200c\u200d"
-"""They shape letters, as in Persian and Hindi, and join emoji."""
+# Control characters except tab and newline, those that turn the direction of a text, and no characters at all.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_JOINERS = "\u200c\u200d\u200e\u200f"
+"""They shape letters, as in Persian and Hindi, join emoji, and join punctuation to words of Hebrew and Arabic."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _QUOTED_PATH = re.compile(
     r"(?<!\w)(['\"])(?:[A-Za-z]:\\|~?/|\\\\)(?![\s/])(?:(?!\1| /)[^\n])*[/\\]((?:(?!\1)[^\n/\\])+[/\\]*)\1"

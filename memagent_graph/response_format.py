@@ -163,7 +163,7 @@ class ResponseFormat:
         hint = "Pass a file with a JSON schema, or a Pydantic model as path/to/file.py:Model."
         try:
             schema = parse_json(read_text_file(Path(name).expanduser(), 16 * MAX_SCHEMA_BYTES, allow_pipes=True))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # an unknown user after ~
             reason = getattr(error, "strerror", None) or error
             raise ResponseFormatError(f"the schema {name} cannot be read as JSON: {reason}", hint=hint) from error
         return cls.of(schema)

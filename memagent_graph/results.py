@@ -148,13 +148,6 @@ class ReadResult:
             **texts,
         )
 
-    def _repr_html_(self) -> str:
-        """Return the timeline as HTML, for notebooks."""
-        from memagent_graph.timeline.model import build_timeline  # noqa: PLC0415  imports rich
-        from memagent_graph.timeline.page import render_notebook  # noqa: PLC0415  rarely needed
-
-        return render_notebook(build_timeline(self.view()))
-
     @property
     def json_value(self) -> Any:
         """`value` as JSON values. A model is dumped with the field names of its schema."""

@@ -164,18 +164,19 @@ def require_room(
         needed_tokens = sum(tokens_by_part.values())
         if (excess := needed_tokens - budget.context_window) <= 0:
             continue
-        names = [name for name in ("question", "memory", "answer") if name in tokens_by_part]
-        options = " or ".join(f"--{name}-tokens (now {getattr(budget, f'{name}_tokens')})" for name in names)
-        remedy = f"Lower {options} by {excess}"
+        counts = {"question": 1, "memory": 1 + ("new memory" in tokens_by_part), "answer": 1}
+        names = [name for name in counts if name in tokens_by_part]
+        smaller = {name: getattr(budget, f"{name}_tokens") + -excess // counts[name] for name in names}
+        remedies = ["ask for fewer fields"] if "schema" in tokens_by_part else []
         if tokens_by_part.get("chunk", 0) > excess:
-            remedy = f"Use --chunk-tokens {budget.chunk_tokens - excess}"
-        elif "schema" in tokens_by_part:
-            remedy = f"Ask for fewer fields. {remedy}"
+            smaller, remedies = {"chunk": budget.chunk_tokens - excess}, []
+        remedies += [f"use --{name}-tokens {tokens}" for name, tokens in smaller.items() if tokens > 0]
+        remedies += [f"serve the model with a window of at least {needed_tokens} tokens."]
         subject = {"update": "a memory update", "answer": "an answer"}.get(role.name, f"the role {role.name!r}")
         terms = " + ".join(f"{name} {tokens}" for name, tokens in tokens_by_part.items())
         raise BudgetError(
             f"{subject} needs {needed_tokens} tokens ({terms}) and the context window has {budget.context_window}",
-            hint=f"{remedy}, or serve the model with a window of at least {needed_tokens} tokens.",
+            hint=", or ".join([remedies[0].capitalize(), *remedies[1:]]),
         )
 
 

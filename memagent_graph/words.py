@@ -182,6 +182,11 @@ def list_terms(text: str) -> Iterator[str]:
         yield from _make_pairs(folded_words)
 
 
+def find_character_pairs(text: str) -> frozenset[str]:
+    """Return the pairs of characters in the search terms of a text in a script without spaces."""
+    return frozenset(term for term in list_terms(text) if len(term) > 1 and is_unspaced(term))
+
+
 def _make_pairs(run: Sequence[str]) -> list[str]:
     """Return the adjacent pairs of a run, each as one text."""
     return [first + second for first, second in pairwise(run)]

@@ -45,22 +45,26 @@ def list_commands() -> list[tuple[str, Any]]:
 
 def _render_section(name: str, command: Any) -> str:
     context = command.make_context(name, [], resilient_parsing=True)
-    arguments, groups = [], defaultdict[str, list[tuple[str, str]]](list)
+    usage, groups = ["memagent", name], defaultdict[str, list[tuple[str, str]]](list)
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record is None or "--help" in parameter.opts:
             continue
         if parameter.param_type_name == "argument":
-            arguments.append(parameter.metavar or (parameter.name or "").upper())
-            groups["Arguments"].append((arguments[-1], record[1]))
+            metavar = (parameter.metavar or (parameter.name or "").upper()).removesuffix("...")
+            usage.append((metavar if parameter.required else f"[{metavar}]") + "..." * (parameter.nargs == -1))
+            groups["Arguments"].append((f"`{metavar}`", record[1]))
         else:
-            groups[parameter.rich_help_panel or "Options"].append((", ".join(_list_names(parameter)), record[1]))
+            choices = re.search(r"([^\[<]*\|[^\]>]*)", record[0])
+            values = f": `{choices[1].replace('|', '`, `')}`" if choices else ""
+            names = f"`{', '.join(_list_names(parameter))}`{values}"
+            groups[parameter.rich_help_panel or "Options"].append((names, record[1]))
     lines = [f"## memagent {name}", "", " ".join(str(command.help).split()), ""]
-    lines += ["```sh", " ".join(["memagent", name, *arguments, "[OPTIONS]"]), "```", ""]
+    lines += ["```sh", " ".join([*usage, "[OPTIONS]"]), "```", ""]
     for group in ("Arguments", "Options", *(panel for panel in groups if panel not in {"Arguments", "Options"})):
         if rows := groups[group]:
             lines += [f"| {group} | |", "|---|---|"]
-            lines += [f"| `{names}` | {_format_cell(help_text)} |" for names, help_text in rows] + [""]
+            lines += [f"| {names} | {_format_cell(help_text)} |" for names, help_text in rows] + [""]
     if examples := _list_examples(command):
         lines += ["```sh", *examples, "```", ""]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """Checks which documents a model's arguments may name.
 
 A model chooses a tool's arguments, and a text that it has read may influence that choice. So each kind of source has
-its own check: files must be below allowed roots or in a deepagents backend, state keys and the fetcher are named by the
-developer, and nothing may be larger than the maximum. A refusal is a `RefusedSourceError` with a message for the model.
+its own check: files must be below allowed roots, state keys and the fetcher are named by the developer, and nothing may
+be larger than the maximum. A refusal is a `RefusedSourceError` with a message for the model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from memagent_graph.documents import Document
@@ -26,16 +26,6 @@ addresses."""
 
 _WEB_SCHEMES = ("http", "https")
 _SOURCE_KINDS = ("path", "text", "state_key", "url")
-
-
-class FileBackend(Protocol):
-    """The two methods of a deepagents backend that are used here."""
-
-    async def als(self, path: str) -> Any:
-        """Return the folder's entries, with their sizes if the backend knows them."""
-
-    async def adownload_files(self, paths: list[str]) -> Sequence[Any]:
-        """Return each file's content, or an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +48,6 @@ class DocumentSources:
     """Folders (or single files) below which paths must be, and the largest size."""
     fetcher: Fetcher | None = None
     """Downloads web addresses; without it no address is read."""
-    backend: FileBackend | None = None
-    """A deepagents backend; its virtual files may be read as paths."""
     state_keys: tuple[str, ...] = ()
     """The keys of the agent's state that may be read; text, bytes or LangChain documents."""
 
@@ -67,7 +55,7 @@ class DocumentSources:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of source that can be read, which a tool's schema offers to the model."""
         availability = {
-            "path": bool(self.roots.roots) or self.backend is not None,
+            "path": bool(self.roots.roots),
             "text": True,
             "state_key": bool(self.state_keys),
             "url": self.fetcher is not None,
@@ -92,7 +80,7 @@ class DocumentSources:
                 hint=f"Choose one of: {', '.join(self.kinds)}.",
             )
         if source.path is not None:
-            document = await self._open_path(source.path)
+            document = await asyncio.to_thread(self.roots.find_document, source.path)
         elif source.text is not None:
             document = self._make_document(source.text, "the text")
         elif source.state_key is not None:
@@ -100,33 +88,6 @@ class DocumentSources:
         else:
             document = await self._fetch(source.url or "")
         return document.only(source.pages or None)
-
-    async def _open_path(self, path: str) -> Document:
-        if self.backend is not None and (document := await self._open_virtual_file(path, self.backend)):
-            return document
-        if self.backend is not None and not self.roots.roots:
-            raise RefusedSourceError(
-                f"there is no file {shorten_name(path)!r} that may be read",
-                hint="Name a file as your file tools list it.",
-            )
-        return await asyncio.to_thread(self.roots.find_document, path)
-
-    async def _open_virtual_file(self, path: str, backend: FileBackend) -> Document | None:
-        """Return a backend's file; None if the path cannot be a backend's, or the backend has no such file."""
-        virtual_path = PurePosixPath(path)
-        if not virtual_path.is_absolute() or ".." in virtual_path.parts or "\0" in path:
-            return None
-        try:
-            # Check the size first: a backend can only return all bytes of a file.
-            for entry in (await backend.als(str(virtual_path.parent))).entries or ():
-                if PurePosixPath(entry["path"]) == virtual_path:
-                    self.roots.require_size(entry.get("size") or 0, repr(shorten_name(path)))
-            (download,) = await backend.adownload_files([path])
-        except (OSError, ValueError):
-            return None
-        if download.content is None:
-            return None
-        return self._make_document(download.content, repr(shorten_name(path)), virtual_path.name)
 
     def _open_state_value(self, key: str, state: Any) -> Document:
         if key not in self.state_keys:

@@ -34,7 +34,7 @@ from pydantic import (
 )
 
 from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
-from langchain_memagent.named_documents import DocumentSources, Fetcher, FileBackend, NamedSource
+from langchain_memagent.named_documents import DocumentSources, Fetcher, NamedSource
 from langchain_memagent.readings import (
     ReadArtifact,
     ReadOutcome,
@@ -92,7 +92,6 @@ class ReadLongDocument(BaseTool):
         limits: limits of the read for one question. A call costs at most `max_questions` times as much.
         on_failure: "tell" reports a failed read to the model, "raise" raises its error; see the module.
         fetcher: downloads the web addresses that the model names. It decides which hosts are allowed.
-        backend: a deepagents backend; absolute paths are looked up in it first.
         state_keys: keys of the agent's state that the model may name.
         answer_schema: the form of the answers: a Pydantic model, or a JSON schema as a dict. The model then gets JSON,
             and each reading in the artifact has a `value`. (`response_format` is LangChain's own field.)
@@ -119,7 +118,6 @@ class ReadLongDocument(BaseTool):
     limits: SkipValidation[Limits] | None = None
     on_failure: Literal["tell", "raise"] = "tell"
     fetcher: SkipValidation[Fetcher] | None = Field(default=None, exclude=True, repr=False)
-    backend: SkipValidation[FileBackend] | None = Field(default=None, exclude=True, repr=False)
     state_keys: Sequence[str] = ()
     answer_schema: SkipValidation[Any] = Field(default=None, exclude=True, repr=False)
 
@@ -131,9 +129,8 @@ class ReadLongDocument(BaseTool):
         super().model_post_init(context)
         self.description = self.description or _DESCRIPTION.format(shown_extent=self.agent.strategy.shown_extent)
         self._reads = GraphReads(self.agent, self.answer_schema)
-        self._sources = DocumentSources(
-            AllowedRoots(self.roots, max_bytes=self.max_bytes), self.fetcher, self.backend, tuple(self.state_keys)
-        )
+        roots = AllowedRoots(self.roots, max_bytes=self.max_bytes)
+        self._sources = DocumentSources(roots, self.fetcher, tuple(self.state_keys))
         if self.args_schema is None:
             self.args_schema = _make_arguments_schema(self._sources, self.max_questions)
 

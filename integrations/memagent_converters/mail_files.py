@@ -18,7 +18,7 @@ from memagent_graph.converters import BLOCK_SEPARATOR, Block, ConversionError, O
 from memagent_graph.documents.decoding import decode_web_page, decode_web_text
 
 _HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
-_FROM_LINE: Final = re.compile(rb"From \S+.*\d{4}\s*")
+_FROM_LINE: Final = re.compile(rb"From \S+.*\d:\d\d.*\d{4}\s*")
 _QUOTED_FROM: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 

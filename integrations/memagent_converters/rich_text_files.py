@@ -30,7 +30,8 @@ _PICTURE_OF_SHAPE: Final = re.compile(r"\\shprslt\b[^{}]*\{\\pict\b")
 
 def convert(source: SourceFile) -> Parts:
     """Convert a rich text file."""
-    rtf = source.read().decode("latin-1")
+    # A byte beyond ASCII is a character of the code page, as is an escaped one.
+    rtf = re.sub(rb"[\x80-\xff]", lambda match: b"\\'%02x" % match[0][0], source.read()).decode("ascii")
     rtf_with_script_marks = _SUPERSCRIPT_AND_SUBSCRIPT_COMMANDS.sub(
         lambda match: r"\plain " + ("^" if match[1].startswith(("super", "up")) else "_"), rtf
     )

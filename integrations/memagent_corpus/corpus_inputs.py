@@ -121,7 +121,7 @@ def open_inputs(
         folder = dataset.location if Path(dataset.location).is_dir() else ""
         return TableInputs((dataset,), _set_default_root(access, folder), columns)
     if get_scheme(source) in {"", "file"}:
-        source = str(Path(source.removeprefix("file://")).expanduser())
+        source = str(Path(os.path.expanduser(source.removeprefix("file://"))))  # noqa: PTH111  any user may follow ~
     scheme = get_scheme(source)
     # In a web page's URL, "?" begins a query.
     if glob.has_magic(source) and scheme not in WEB_SCHEMES and (scheme or not Path(source).exists()):

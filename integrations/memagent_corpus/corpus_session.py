@@ -367,7 +367,7 @@ class CorpusSession:
             f"{estimate.document_tokens:,} tokens of documents ({format_count(estimate.counted, 'document')} counted"
             + ("" if estimate.counted >= estimate.documents else ", the others estimated from their sizes")
             + (f"; {estimate.unreadable:,} cannot be read)" if estimate.unreadable else ")"),
-            f"{estimate.chunks:,} chunks and {format_count(estimate.calls, 'call')}",
+            f"{format_count(estimate.chunks, 'chunk')} and {format_count(estimate.calls, 'call')}",
             f"at most {estimate.prompt_tokens:,} prompt tokens and {estimate.completion_tokens:,} completion tokens, "
             "if all memories and answers have their maximum length",
             f"price: {price:,.2f}" if price is not None else "price: unknown; use --price-in and --price-out",

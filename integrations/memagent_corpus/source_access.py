@@ -255,7 +255,7 @@ def display_url(location: str) -> str:
     except ValueError:
         return "the URL"
     if not url_parts.scheme or not url_parts.netloc:
-        return location if len(location) <= 200 else location[:200] + "..."
+        return location if len(location) <= 200 else f"...{location[-200:]}"  # tables are told by their suffix
     return f"{url_parts.scheme}://{url_parts.netloc.rpartition('@')[2]}{url_parts.path}"
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from memagent_corpus.source_access import CorpusDocument, SourceAccess, convert_store_errors, display_url, get_scheme
 from memagent_graph.documents.allowed_paths import resolve_below
+from memagent_graph.documents.decoding import find_codec
 from memagent_graph.errors import DocumentError
 from memagent_graph.plain_text import list_names
 from memagent_graph.storage.bounded_files import read_json_file
@@ -89,7 +90,7 @@ class FileTable:
             if self._kind == "parquet":
                 return list(self._open_parquet(file).schema_arrow.names)
             if self._kind == "jsonl":
-                rows = _iter_json_rows(file, self.access.encoding)
+                rows = _iter_json_rows(file, self._codec)
                 return list(dict.fromkeys(name for row in rows if not isinstance(row, str) for name in row))
             with self._read_csv(file) as reader:
                 return list(reader.fieldnames or ())
@@ -101,7 +102,7 @@ class FileTable:
                 for batch in iter_rows(self._open_parquet(file), columns):
                     yield from batch.to_pylist()
             elif self._kind == "jsonl":
-                yield from _iter_json_rows(file, self.access.encoding)
+                yield from _iter_json_rows(file, self._codec)
             else:
                 with self._read_csv(file) as reader:
                     for row in reader:
@@ -119,13 +120,19 @@ class FileTable:
     def _kind(self) -> str:
         return TABLE_SUFFIXES[PurePosixPath(display_url(self.location)).suffix.lower()]
 
+    @property
+    def _codec(self) -> str:
+        """The codec of the charset, as browsers read it. A byte order mark of UTF-8 is left out."""
+        codec = find_codec(self.access.encoding or "utf-8")
+        return "utf-8-sig" if codec == "utf-8" else codec
+
     def _open_parquet(self, file: Any) -> Any:
         return open_parquet(file, "corpus", f"reading {display_url(self.location)}")
 
     @contextmanager
     def _read_csv(self, file: Any) -> Iterator[csv.DictReader[str]]:
         csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-        text_file = io.TextIOWrapper(file, encoding=self.access.encoding or "utf-8-sig", newline="")
+        text_file = io.TextIOWrapper(file, encoding=self._codec, newline="")
         try:
             reader = csv.DictReader(text_file, delimiter="\t" if self._kind == "tsv" else ",", strict=True)
             yield reader
@@ -278,13 +285,13 @@ def _stop_decoding(feature: Any) -> None:
         feature.decode = False
 
 
-def _iter_json_rows(file: Any, encoding: str | None) -> Iterator[Mapping[str, Any] | str]:
+def _iter_json_rows(file: Any, codec: str) -> Iterator[Mapping[str, Any] | str]:
     reader = io.BufferedReader(file, 2**20) if isinstance(file, io.RawIOBase) else file
     for line_number, line in enumerate(iter(partial(reader.readline, _MAX_LINE_BYTES), b""), 1):
         if line.isspace():
             continue
         try:
-            row = json.loads(line.decode(encoding or ("utf-8-sig" if line_number == 1 else "utf-8")))
+            row = json.loads(line.decode(codec))
         except (ValueError, RecursionError) as error:
             yield f"line {line_number} is not JSON: {error}"
             continue

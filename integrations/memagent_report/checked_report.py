@@ -17,7 +17,7 @@ from memagent_report.evidence_matrix import Draft, EvidenceMatrix, QuotePosition
 from memagent_report.report_data import Report, ReportEvent
 from memagent_report.sentence_checks import ProblemKind, SentenceProblem, check_sentence
 from memagent_report.source_text import SourceText
-from memagent_report.stated_facts import extract_facts, list_content_stems
+from memagent_report.stated_facts import extract_facts, list_search_terms
 
 _MAX_QUOTES: Final = 4
 """The maximum number of quotes for a sentence if the code chooses them."""
@@ -131,7 +131,7 @@ class _SentenceChecker:
 
 def _list_terms(text: str) -> frozenset[str]:
     facts = extract_facts(text)
-    return list_content_stems(facts) | {number.key for number in facts.numbers}
+    return list_search_terms(facts) | {number.key for number in facts.numbers}
 
 
 def list_document_names(file_name: str) -> list[str]:

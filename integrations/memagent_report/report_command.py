@@ -95,6 +95,8 @@ class ReportDocuments(ReaderOptions):
 
         from memagent_graph.cli.console import Console  # noqa: PLC0415
 
+        if self.formats and self.out is None:
+            raise typer.BadParameter("formats are those of files; add --out FOLDER", param_hint="'--format'")
         console = Console(as_json=self.as_json, quiet=self.quiet)
         try:
             report = asyncio.run(self._make_report(console))

@@ -16,12 +16,12 @@ from memagent_graph.provenance.overlap import find_quotes as find_shared_passage
 from memagent_graph.provenance.places import find_section_label
 from memagent_graph.results import ReadResult
 from memagent_report.evidence_matrix import CellState, MatrixCell, SourceQuote
-from memagent_report.stated_facts import Facts, extract_facts, list_content_stems, stem
+from memagent_report.stated_facts import Facts, extract_facts, list_search_terms, stem
 
 MAX_QUOTE_LENGTH: Final = 600
 """Maximum characters of a quote. A longer sentence is quoted in part; see `SourceQuote.is_whole`."""
 _SENTENCE_END: Final = re.compile(
-    r"[.!?][\"'\u201d\u2019)\]]*(?=\s+[^\sa-z])|[。！？][」』”’）]*"  # a sentence
+    r"[.!?\u061f\u06d4\u0964\u0965][\"'\u201d\u2019)\]]*(?=\s+[^\sa-z])|[。！？][」』”’）]*"  # a sentence
     r"|\n[^\S\n]*(?=\n)|\n(?=[^\S\n]*(?:[-*\u2022|#]|\d+[.)]\s|[A-Z][\w /-]{0,30}:[ \t]))"  # a list, a table, a field
 )
 _ABBREVIATION: Final = re.compile(
@@ -136,18 +136,18 @@ def make_cell(result: ReadResult, source: SourceText, document_index: int, quest
 
 
 def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote, ...]:
-    answer, question_stems = extract_facts(result.answer or ""), list_content_stems(extract_facts(result.question))
+    answer, question_terms = extract_facts(result.answer or ""), list_search_terms(extract_facts(result.question))
     spans: dict[tuple[int, int], bool] = {}
-    for evidence in result.view().provenance.evidence:
+    view = result.view()
+    for evidence in view.provenance.evidence:
         # Other passages of the chunk may have the answer's words, even if no line of the final memory has them.
-        update = result.updates[evidence.update]
-        chunk_text = source.text[update.start_char : update.end_char]
-        answer_passages = find_shared_passages(result.answer or "", chunk_text, update.start_char)[:2]
+        chunk_start, chunk_text = view.load_text_around(evidence)
+        answer_passages = find_shared_passages(result.answer or "", chunk_text, chunk_start)[:2]
         for passage in ((evidence.start_char, evidence.end_char), *answer_passages):
             start, end, is_whole = source.find_sentence(*passage)
             spans.setdefault((start, end), is_whole)
     weights = _weigh_terms(answer)
-    candidates = {span: _find_terms(source.text[slice(*span)], weights, question_stems) for span in spans}
+    candidates = {span: _find_terms(source.text[slice(*span)], weights, question_terms) for span in spans}
     quotes: list[SourceQuote] = []
     covered_terms: set[str] = set()
     while candidates and len(quotes) < _MAX_QUOTES:
@@ -166,7 +166,7 @@ def _select_quotes(result: ReadResult, source: SourceText) -> tuple[SourceQuote,
 def _weigh_terms(answer: Facts) -> dict[str, int]:
     """Return the words and values of the answer that quotes should contain, each with its weight."""
     names = [stem(word.text) for word in answer.words if word.is_name]
-    weights = dict.fromkeys(list_content_stems(answer), _ANSWER_WEIGHT)
+    weights = dict.fromkeys(list_search_terms(answer), _ANSWER_WEIGHT)
     return weights | dict.fromkeys([*names, *_list_values(answer)], _FACT_WEIGHT)
 
 
@@ -175,11 +175,11 @@ def _list_values(facts: Facts) -> list[str]:
     return [number.key for number in facts.numbers] + [str(part) for part in date_parts if part is not None]
 
 
-def _find_terms(text: str, weights: dict[str, int], question_stems: frozenset[str]) -> set[str]:
+def _find_terms(text: str, weights: dict[str, int], question_terms: frozenset[str]) -> set[str]:
     """Return the words and values of a text that are in the answer; words of the question have a "?" in front."""
     facts = extract_facts(text)
-    terms = {*list_content_stems(facts), *_list_values(facts)}
-    return (terms & weights.keys()) | {f"?{term}" for term in terms & question_stems}
+    terms = {*list_search_terms(facts), *_list_values(facts)}
+    return (terms & weights.keys()) | {f"?{term}" for term in terms & question_terms}
 
 
 def _compute_gain(matches: set[str], weights: dict[str, int], covered_terms: set[str]) -> int:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 from memagent_graph.provenance.overlap import select_content_words
+from memagent_graph.words import find_character_pairs
 
 _EQUIVALENTS: Final = str.maketrans(
     {
@@ -292,3 +293,8 @@ def stem(word: str) -> str:
 def list_content_stems(facts: Facts) -> frozenset[str]:
     """Return the stems of all words except function words."""
     return frozenset(map(stem, select_content_words(word.text for word in facts.words)))
+
+
+def list_search_terms(facts: Facts) -> frozenset[str]:
+    """Return the stems of content words; in scripts without spaces, also the pairs of characters."""
+    return list_content_stems(facts) | find_character_pairs(facts.text)

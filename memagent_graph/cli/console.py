@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -232,8 +233,9 @@ class Console:
             self.err.print(f"[bold]what to do:[/] {escape(error.hint)}")
         if error.run_id and self.resume_command and not isinstance(error, _NOT_RESUMABLE):
             position = "" if error.chunk_index is None else f" at chunk {error.chunk_index + 1}"
-            served_model = getattr(error, "served_model", "")
-            command = f"{self.resume_command} --model {served_model}" if served_model else self.resume_command
+            command = self.resume_command
+            if served_model := getattr(error, "served_model", ""):
+                command += f" --model {shlex.quote(served_model)}"
             self.err.print(f"nothing is lost: the run stopped{position}; continue with: {escape(command)}")
 
     def report_interruption(self) -> None:

@@ -48,7 +48,7 @@ OPTION_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "max_reads", "max_waiting", "max_reads_per_key", "max_connections", "max_body", "request_memory", "storage",
         "total_storage", "keep_minutes", "cancel_on_close",
     ),
-    "The estimate": ("price_in", "price_out", "tokens_per_second"),
+    "Prices and throughput": ("price_in", "price_out", "tokens_per_second"),
     "Where runs are kept": (
         "run_id", "checkpoints", "no_checkpoints", "store", "log", "no_log", "keep_documents",
     ),
@@ -106,7 +106,7 @@ LogOption = Annotated[
 
 # Prices and output
 
-PriceInOption = Annotated[float | None, typer.Option(min=0.0, help="Price per million prompt tokens, for the report.")]
+PriceInOption = Annotated[float | None, typer.Option(min=0.0, help="Price per million prompt tokens.")]
 PriceOutOption = Annotated[float | None, typer.Option(min=0.0, help="Price per million completion tokens.")]
 JSONOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Do not show progress.")]
@@ -172,7 +172,7 @@ def expand_questions(texts: Iterable[str]) -> list[str]:
             lines = [line.strip() for line in content.splitlines() if line.strip()]
             if len(lines) > _MAX_QUESTIONS:
                 raise ValueError(f"there are more than {_MAX_QUESTIONS:,}")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # an unknown user after ~
             raise MemAgentError(
                 f"the questions in {text[1:]} cannot be read: {error}",
                 hint="Write the path of a UTF-8 text file after @, with one question per line.",

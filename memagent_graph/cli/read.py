@@ -60,7 +60,8 @@ def require_file(path: Path) -> Path:
         raise DocumentError("a web address was given, and only files are read here", hint=hint)
     try:
         if path.is_dir():
-            hint = f"Give one file, or read all of them into a table: `memagent corpus {path} -q QUESTION --out TABLE`."
+            command = f"memagent corpus {shlex.quote(str(path))} -q QUESTION --out TABLE"
+            hint = f"Give one file, or read all of them into a table: `{command}`."
             raise DocumentError(f"{path} is a folder", hint=hint)
         path.stat()
     except FileNotFoundError:
@@ -269,12 +270,15 @@ class Resume(RunOptions):
         None
     )
     strategy: Annotated[str | None, typer.Option(help="Another strategy.", show_default="the run's")] = None
+    concurrency: Annotated[int | None, typer.Option(min=1, help="As for `read`.", show_default="the run's")] = None
+    timeout: Annotated[float | None, typer.Option(min=0.1, help="As for `read`.", show_default="the run's")] = None
+    unsupported: Annotated[str | None, typer.Option(help="As for `read`.", show_default="the run's")] = None
     header: Any = None
     ca_file: str | None = None
     proxy: str | None = None
 
     def change_settings(self, settings: ReadSettings) -> ReadSettings:
-        """Return a run's settings with the policy, server or strategy of the options.
+        """Return a run's settings with the policy, its server and the other settings of the options.
 
         Key and headers are sent only to a server that the options or OPENAI_BASE_URL name.
 
@@ -294,10 +298,9 @@ class Resume(RunOptions):
         elif self.model is not None or self.base_url is not None:
             base_url = self.base_url or settings.base_url
             changes |= {"policy": None, "model": self.model or settings.model, "base_url": base_url}
-        strategy = self.strategy or settings.strategy
-        return settings.replace(
-            strategy=strategy, header=self.header, ca_file=self.ca_file, proxy=self.proxy, **changes
-        )
+        names = ("strategy", "concurrency", "timeout", "unsupported")
+        changes |= {name: value for name in names if (value := getattr(self, name)) is not None}
+        return settings.replace(header=self.header, ca_file=self.ca_file, proxy=self.proxy, **changes)
 
     def run(self) -> None:
         """Run the command."""
@@ -356,7 +359,8 @@ class Resume(RunOptions):
                     raise
                 except RunNotFoundError as error:
                     if log.get(run_id).stop_reason is not None:
-                        error.hint = f"It was read without checkpoints, and has ended: memagent show {run_id}."
+                        command = shlex.join(["memagent", "show", run_id])
+                        error.hint = f"It was read without checkpoints, and has ended: {command}."
                     raise
 
         self.run_to_end(run)

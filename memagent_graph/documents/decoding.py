@@ -8,7 +8,6 @@ lacks characters of the standard, another codec is used here.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import itertools
 import logging
 import re
@@ -113,14 +112,16 @@ def _detect_seven_bit_codec(sample: bytes) -> str | None:
 
 
 def decode_web_text(data: bytes, label: str | None) -> str:
-    """Decode bytes as a browser or mail reader does: by byte order mark, by label, as UTF-8, or else as cp1252."""
+    """Decode bytes as mail readers do: by byte order mark, by label, as UTF-8, by their letters, or else as cp1252."""
     if (mark := find_byte_order_mark(data)) is not None:
         return data[mark[1] :].decode(mark[0], "replace")
     candidates = [find_web_codec(label) if label else None, _detect_seven_bit_codec(data), "utf-8"]
     for codec in filter(None, candidates):
-        with contextlib.suppress(UnicodeDecodeError):
+        try:
             return data.decode(codec)
-    return data.decode(candidates[0] or "cp1252", "replace")
+        except UnicodeDecodeError as error:
+            sample = data[max(0, error.start - SAMPLE_BYTES // 2) :][:SAMPLE_BYTES]
+    return data.decode(candidates[0] or detect_charset(sample) or "cp1252", "replace")
 
 
 def decode_web_page(data: bytes, label: str | None = None) -> str:

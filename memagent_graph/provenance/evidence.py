@@ -30,7 +30,7 @@ from memagent_graph.provenance.overlap import (
 )
 from memagent_graph.provenance.places import Places
 from memagent_graph.trace import Call, MemoryUpdate, Span, Trace
-from memagent_graph.words import WORD, find_sentence_ends, fold_words, is_unspaced, list_terms
+from memagent_graph.words import WORD, find_character_pairs, find_sentence_ends, fold_words
 
 _MIN_SIMILARITY = 0.6
 _MIN_CONTAINED_FRACTION = 0.8
@@ -309,8 +309,7 @@ def find_supporting_lines(answer: str, question: str, lines: Sequence[str]) -> f
 
 def _find_anchors(text: str) -> frozenset[str]:
     """Return the content words of a text; in scripts without spaces, all pairs of characters."""
-    pairs = frozenset(term for term in list_terms(text) if len(term) > 1 and is_unspaced(term))
-    return pairs.union(word for _, word in TokenizedText(text).find_anchors())
+    return find_character_pairs(text).union(word for _, word in TokenizedText(text).find_anchors())
 
 
 def split_by_support(answer_words: TokenizedText, line: str) -> list[tuple[str, bool]]:

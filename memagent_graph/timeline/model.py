@@ -1,4 +1,4 @@
-"""The timeline of a run: the data that the renderers for terminal, page and notebook draw."""
+"""The timeline of a run: the data that the renderers for terminal and page draw."""
 
 from __future__ import annotations
 

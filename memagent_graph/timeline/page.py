@@ -59,13 +59,6 @@ def render_page(timeline: Timeline, *, document_link: str | None = None) -> str:
     )
 
 
-def render_notebook(timeline: Timeline) -> str:
-    """Return the page in a sandboxed frame, for `_repr_html_`."""
-    style = "width:100%;height:36em;border:1px solid rgba(128,128,128,.3)"
-    page = escape_html(render_page(timeline))
-    return f'<iframe sandbox="allow-scripts allow-forms" style="{style}" srcdoc="{page}"></iframe>'
-
-
 def write_page(page: str, path: Path, *, force: bool = False) -> None:
     """Write a page atomically, as a file that only its owner can read. A link is not followed.
 

@@ -82,7 +82,7 @@ class RunView:
         """Return the sentences of the evidence without duplicates, with their first quotes."""
         sentences: dict[tuple[int, int], tuple[str, Evidence]] = {}
         for quote in self.evidence:
-            text_start, text = self._load_text_around(quote)
+            text_start, text = self.load_text_around(quote)
             quote_start, quote_end = quote.start_char - text_start, quote.end_char - text_start
             start, end = find_sentence_around(text, quote_start, quote_end)
             sentences.setdefault((text_start + start, text_start + end), (text[start:end] or quote.quote, quote))
@@ -93,7 +93,7 @@ class RunView:
 
         Both texts are empty if the document is no longer stored.
         """
-        text_start, text = self._load_text_around(quote)
+        text_start, text = self.load_text_around(quote)
         start, end = quote.start_char - text_start, quote.end_char - text_start
         before, after = text[max(0, start - characters) : start], text[end : end + characters]
         if start > characters and not text[start - characters - 1].isspace():
@@ -102,7 +102,7 @@ class RunView:
             after = _CUT_WORD_AFTER.sub("", after)
         return before, after
 
-    def _load_text_around(self, quote: Evidence) -> tuple[int, str]:
+    def load_text_around(self, quote: Evidence) -> tuple[int, str]:
         """Return the text of the chunk or passage with a quote, preceded by the text's position in the document."""
         if quote.update >= 0:
             update = self.trace.updates[quote.update]

@@ -412,8 +412,7 @@ def _mail_files() -> Iterator[Case]:
     for coding, body in bodies.items():
         data = head + f"Content-Transfer-Encoding: {coding}\n\n".encode() + body
         yield Case(f"{coding}.eml", data, ("umbrella ü", "Subject: umbü", "From: a@example.org"))
-    both = _make_mail("plain umbrella")
-    both.add_alternative("<p>html umbrella</p>", subtype="html")
+    (both := _make_mail("plain umbrella")).add_alternative("<p>html umbrella</p>", subtype="html")
     page = both.get_payload()[1]
     inline: dict[str, Any] = {"maintype": "image", "subtype": "gif", "disposition": "inline"}
     page.add_related(b"GIF89a", filename="logo.gif", **inline)
@@ -421,8 +420,7 @@ def _mail_files() -> Iterator[Case]:
     page.add_attachment(b"GIF89a", filename="map.gif", **inline)
     facts, omissions = ("plain umbrella", "lamp,412"), ("1 pictures (map.gif)",)
     yield Case("alternative.eml", both.as_bytes(), facts, ("html umbrella",), omissions)
-    outer = _make_mail("Look:", "Outer")
-    outer.add_attachment(both)
+    (outer := _make_mail("Look:", "Outer")).add_attachment(both)
     yield Case("forwarded.eml", outer.as_bytes(), ("Look:", *facts), omissions=omissions)
     attached = _make_mail("See the file.")
     files = {"a.docx": make_docx("The attached fact"), "a.txt": "Schlüssel".encode("cp1252"), "a.bin": b"\x00\x01"}
@@ -430,14 +428,15 @@ def _mail_files() -> Iterator[Case]:
     files |= {"b.htm": "<meta charset=windows-1251><p>Привет".encode("cp1251"), "no suffix": rb"{\rtf1 A {\b B}}"}
     attached.add_attachment(files["b.htm"].replace(b"<p>", b"<p>2"), "text", "html", filename="c.html")
     attached.add_attachment(files["no suffix"], "text", "rtf", filename="d.rtf")
+    attached.add_attachment("Маяк построил Иван.".encode("cp1251"), "text", "plain", filename="e.txt")
     for name, content in files.items():
         attached.add_attachment(content, maintype="application", subtype="octet-stream", filename=name)
-    facts = ("See the file.", "The attached fact", "Schlüssel", "12;€", "größer", "\n[7]", "2Привет", "\nПривет", "A B")
+    facts = ("See the", "attached fact", "Schlüssel", "12;€", "größer", "\n[7]", "2Привет", "\nПривет", "A B", "Иван")
     yield Case("attached.eml", attached.as_bytes(), facts, ("rtf1",), ("1 files in it that were not read (a.bin",))
     japanese_mail = "From: a@example.org\nSubject: x\nContent-Type: text/plain; charset=iso-2022-jp\n\n東京タワー"
     yield Case("japanese.eml", japanese_mail.encode("iso2022_jp"), ("東京タワー",))
-    box = b"From a@b Mon Jan  1 00:00:00 2024\nTo: <\nContent-Disposition: inline;name*0*\nSubject: one\n\nfirst\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
-    yield Case("two.mbox", box, ("To: <\n", "first", "Subject: two", "\nFrom here"), headings=("one", "two"))
+    box = b"From a@b Mon Jan  1 00:00:00 2024\nTo: <\nContent-Disposition: inline;name*0*\nSubject: one\n\nfirst\n\nFrom then to 2020\n\nFrom a@b Tue Jan  2 00:00:00 2024\nSubject: two\n\n>From here\n"
+    yield Case("two.mbox", box, ("To: <\n", "From then", "Subject: two", "\nFrom here"), headings=("one", "two"))
     pictured = _make_mail("<p>See 10<sup>6</sup> <img src='cid:1'>", subtype="html")
     pictured.add_related(b"GIF89a", filename="map.gif", cid="<1>", **inline)
     yield Case("pictured.eml", pictured.as_bytes(), ("See 10^6",), omissions=("1 pictures (map.gif)",))
@@ -650,6 +649,7 @@ def _open_files() -> Iterator[Case]:
         "noted.rtf", rb"{\rtf1\ansi In 1987{\super\chftn}{\footnote \pard{\super\chftn} See {\b Ames}.} it was 42{\deleted 41}{\header A head\par}. Seen{\shp{\*\shpinst{\sp{\sn a}{\sv 7}}}}{\*\annotation by Ada} twice{\shp{\*\shpinst\shpleft9{\sp{\sn a}{\sv 7}}{\shptxt Boxed\par}}{\shprslt fallback}}end}",
         ("In 1987[Note:  See Ames.] it was 42", "A head", "Seen[Note: by Ada] twice\nBoxed\n\nend"), ("41",),
     )  # fmt: skip
+    yield Case("raw.rtf", "{\\rtf1\\ansi\\ansicpg1251 Маяк}".encode("cp1251"), ("Маяк",))
     yield Case("deep.rtf", rb"{\rtf1\ansi " + b"{" * 100_000 + b"innermost", ("innermost",))
     emoji = rb"{\rtf1\ansi 10{\up6 7} \u-10179?\u-8704?{\*\shppict{\pict 01}}{\nonshppict{\pict 01}} Body.{\shp{\*\shpinst{\sp{\sv {\pict 2}}}}{\shprslt\par{\pict 2}}}{\object{\*\objdata 0102}}}"
     yield Case("emoji.rtf", emoji, ("10^7 😀", "Body."), omissions=("1 embedded objects", "2 pictures"))

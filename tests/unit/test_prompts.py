@@ -18,7 +18,7 @@ from memagent_graph import (
     load_prompts,
     load_tokenizer,
 )
-from memagent_graph.errors import PromptError
+from memagent_graph.errors import BudgetError, PromptError
 from memagent_graph.policies.profile import load_profile
 from memagent_graph.prompts import extract_last_boxed
 from memagent_graph.reader import MemAgent
@@ -121,6 +121,10 @@ def test_the_default_budget_has_room_for_the_default_templates() -> None:
     for layout in PromptLayout:
         prompts = load_prompts(layout)
         require_room((UPDATE, ANSWER), prompts, Budget(), tokenizer.count)
+    with pytest.raises(BudgetError, match=r"Use memory_tokens (\d+), or serve the model") as error:
+        require_room((UPDATE,), prompts, Budget(memory_tokens=6000), tokenizer.count)
+    memory_tokens = int(re.findall(r"memory_tokens (\d+)", str(error.value))[0])
+    require_room((UPDATE,), prompts, Budget(memory_tokens=memory_tokens, chunk_tokens=5000), tokenizer.count)
 
 
 def test_single_prompts_of_a_policy_can_be_replaced(tmp_path) -> None:

@@ -20,7 +20,7 @@ from memagent_graph.events import EventKind, ReadEvent, UpdateRule
 from memagent_graph.provenance.places import Places
 from memagent_graph.run_log import Reward
 from memagent_graph.timeline.model import build_timeline
-from memagent_graph.timeline.page import render_notebook, render_page, write_page
+from memagent_graph.timeline.page import render_page, write_page
 from memagent_graph.timeline.terminal import render_timeline
 from memagent_graph.timeline.view import RunView
 from memagent_graph.trace import Trace, Writes
@@ -116,7 +116,7 @@ def test_changes_and_quotes_in_scripts_without_spaces_keep_their_context() -> No
     assert [context.strip() for context in view.get_quote_context(quote, 101)] == [text[:100]] * 2
 
 
-@pytest.mark.parametrize("renderer", [render_timeline, render_page, render_notebook])
+@pytest.mark.parametrize("renderer", [render_timeline, render_page])
 @pytest.mark.parametrize(
     "view",
     [
@@ -157,28 +157,20 @@ def test_hostile_texts_add_no_element_to_a_page_and_no_control_character_to_the_
     names = dict.fromkeys(("run_id", "question", "model", "strategy", "answer"), HOSTILE)
     view = make_run(trace=Trace(steps), span_text=lambda _: text, rewards=rewards, places=Places(sections), **names)
     timeline = build_timeline(replace(view, raw_answer="x" + HOSTILE))
-    for renderer in (render_page, render_notebook):
-        harmless_page = renderer(build_timeline(make_run(["a keeper"], ["a keeper"], answer="a keeper")))
-        page = renderer(timeline)
-        expected, actual = ([tag for tag, _ in Page(text).tags] for text in (harmless_page, page))
-        assert set(actual) == set(expected)
-        assert actual.count("script") == expected.count("script")
-        assert not any({"onerror", "onload"} & attributes.keys() for _, attributes in Page(page).tags)
-        page.encode()
-    data = load_page_data(render_page(timeline))
+    harmless_page = render_page(build_timeline(make_run(["a keeper"], ["a keeper"], answer="a keeper")))
+    page = render_page(timeline)
+    expected, actual = ([tag for tag, _ in Page(text).tags] for text in (harmless_page, page))
+    assert set(actual) == set(expected)
+    assert actual.count("script") == expected.count("script")
+    assert not any({"onerror", "onload"} & attributes.keys() for _, attributes in Page(page).tags)
+    page.encode()
+    data = load_page_data(page)
     assert data["question"] == HOSTILE
     assert all(re.fullmatch(r"[\w%.~-]+", step["anchor"]) for step in data["steps"])
     for renderable in (render_timeline(timeline), render_timeline(timeline, chunk=1)):
         output = print_text(renderable)
         assert not set(output) & set("\x00\x1b\x07\x9b\u202e\u2066")
         assert "[/nosuch]" in output
-
-
-def test_a_notebook_shows_the_page_in_a_sandboxed_frame() -> None:
-    timeline = build_timeline(make_run())
-    [(tag, attributes)] = Page(render_notebook(timeline)).tags
-    assert (tag, attributes["sandbox"]) == ("iframe", "allow-scripts allow-forms")
-    assert attributes["srcdoc"] == render_page(timeline)
 
 
 BRANCHED_CHUNKS = [*CHUNKS[:3], "Nothing again. ", *CHUNKS[3:]]

@@ -283,6 +283,10 @@ def test_reader_options_are_passed_to_the_settings(all_settings, tmp_path, comma
         (["--model", "embedded"], ReadSettings(model="embedded", strategy="gated", seed=5)),
         (["--policy", "other"], ReadSettings(policy="other", strategy="gated", seed=5)),
         (["--base-url", "http://server/v1"], ReadSettings(base_url="http://server/v1", strategy="gated", seed=5)),
+        (
+            ["--timeout", 9, "--concurrency", 3, "--unsupported", "seed"],
+            ReadSettings(policy="mine", strategy="gated", seed=5, timeout=9.0, concurrency=3, unsupported="seed"),
+        ),
     ],
 )
 def test_a_run_is_resumed_with_the_logged_policy_and_strategy_by_default(all_settings, options, expected) -> None:

@@ -36,7 +36,7 @@ def test_control_characters_of_errors_and_hints_are_not_printed(capsys) -> None:
 
 
 def test_line_breaks_and_tabs_are_kept_in_texts_but_not_in_lines() -> None:
-    assert make_printable("a\r\nb\tc\x1b\ufffe\uffff") == "a\nb\tc\ufffd\ufffd\ufffd"
+    assert make_printable("א\u200f\r\nb\tc\x1b\ufffe\uffff") == "א\u200f\nb\tc\ufffd\ufffd\ufffd"
     assert make_one_line("\u200ca\nb\tc\x1b", 5) == "\u200ca b…"
 
 

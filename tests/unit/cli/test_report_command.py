@@ -70,6 +70,7 @@ def test_invalid_arguments_and_a_limit_without_answers_end_with_their_codes(book
         ([tmp_path / "missing.txt"], 3, "does not exist"),
         ([*books, "--out", tmp_path / "out"], 6, "does not belong to this report"),
         ([*books, "--max-chunks", "1"], 5, "0 of 2 cells"),
+        ([*books, "--format", "html"], 2, "add --out FOLDER"),
     ):
         assert message in " ".join(report("--extractive", *arguments, code=code).stderr.split())
     assert (tmp_path / "out/report.md").read_text() == "mine"

@@ -188,8 +188,8 @@ def test_replies_with_invalid_unicode_do_not_stop_a_report(make_agent, tmp_path)
             return read_keys_and_write_report(prompt)
         return "\\boxed{4711 \ud800}"
 
-    agent = make_agent(ScriptedPolicy(reply), budget=Budget())
-    result = report(agent, "Keys?", write_keys(tmp_path, a="4711"), questions=[KEY_QUESTION])
+    agent, paths = make_agent(ScriptedPolicy(reply), budget=Budget()), write_keys(tmp_path, a="4711")
+    result = report(agent, "Keys?", paths, questions=[KEY_QUESTION])
     assert (result.mode, result.events) == (ReportMode.WRITTEN, ()), "the paper's budget has room for its roles"
     assert result.matrix.cell(0, 0).answer == "4711 ?"
     assert result.to_html().encode()
@@ -251,26 +251,31 @@ def test_policy_judges_each_pair_of_different_answers_on_request(make_agent, tmp
 
 def test_pairs_beyond_the_limit_are_counted_and_not_judged(make_agent, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(report_writing, "_MAX_PAIRS", 2)
-    agent = make_agent(ScriptedPolicy(read_keys_and_write_report))
-    paths = write_keys(tmp_path, a="4711", b="12", c="5")
+    agent, paths = make_agent(ScriptedPolicy(read_keys_and_write_report)), write_keys(tmp_path, a="4711", b="12", c="5")
     result = report(agent, "Keys?", paths, questions=[KEY_QUESTION], judge=True, extractive=True)
     assert [(event.kind, event.detail[:14]) for event in result.events] == [(EventKind.NOT_JUDGED, "1 further pair")]
 
 
-def test_quotes_have_page_numbers_if_the_document_has_pages(make_agent, tmp_path) -> None:
-    path = tmp_path / "a.pdf"
-    path.write_bytes(make_pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
-    result = report(make_agent(ScriptedPolicy(read_keys)), KEY_QUESTION, [path], extractive=True)
-    ((_, quote),) = result.matrix.quotes()
-    assert (quote.text, quote.page) == ("The key of harbor is 4711.", "page 2")
+@pytest.mark.parametrize("strategy", ["overwrite", "full_context"])
+def test_quotes_have_page_numbers_and_may_be_chinese_with_every_strategy(make_agent, tmp_path, strategy) -> None:
+    def reply(prompt: str) -> str:
+        if "张三" in prompt:
+            return "灯塔由张三建造" if "<section>" in prompt or "<text>" in prompt else "\\boxed{张三}"
+        return "\\boxed{4711}" if "<text>" in prompt else read_keys(prompt)
+
+    (paths := [tmp_path / "a.pdf", tmp_path / "b.txt"])[1].write_text("昨天下雨。灯塔由张三建造。今天也下雨。", "utf-8")
+    paths[0].write_bytes(make_pdf("It rained. Nobody came.", "It snowed. The key of harbor is 4711. Then it rained."))
+    result = report(make_agent(ScriptedPolicy(reply), strategy=strategy), KEY_QUESTION, paths, extractive=True)
+    quotes = [(quote.text, quote.page) for _, quote in result.matrix.quotes()]
+    assert quotes == [("The key of harbor is 4711.", "page 2"), ("灯塔由张三建造。", None)]
+    assert all(sentence.is_quoted for sentence in result.sentences)
     assert "page 2" in result.to_markdown()
 
 
 def test_unreadable_document_is_a_row_of_failed_cells(make_agent, tmp_path) -> None:
     readable_paths = write_keys(tmp_path, a="4711")
-    (tmp_path / "empty.txt").write_text("  \n")
+    (paths := [*readable_paths, tmp_path / "missing.txt", tmp_path / "empty.txt"])[2].write_text("  \n")
     agent = make_agent(ScriptedPolicy(read_keys))
-    paths = [*readable_paths, tmp_path / "missing.txt", tmp_path / "empty.txt"]
     result = report(agent, KEY_QUESTION, paths, extractive=True)
     states = [cell.state for cell in result.matrix.cells]
     assert states == [CellState.ANSWERED, CellState.FAILED, CellState.FAILED]
@@ -281,20 +286,17 @@ def test_unreadable_document_is_a_row_of_failed_cells(make_agent, tmp_path) -> N
 
 
 def test_equal_texts_are_read_once_and_equal_names_are_numbered(make_agent, tmp_path) -> None:
-    policy = ScriptedPolicy(read_keys)
-    text = make_document({0.5: "The key of harbor is 4711."}, words=300)
-    agent = make_agent(policy)
+    policy, text = ScriptedPolicy(read_keys), make_document({0.5: "The key of harbor is 4711."}, words=300)
     documents = [Document.from_text(text, "a"), Document.from_text(text, "a"), Document.from_text("Rain.", "a")]
-    result = report(agent, KEY_QUESTION, documents, extractive=True)
+    result = report(make_agent(policy), KEY_QUESTION, documents, extractive=True)
     assert [document.name for document in result.matrix.documents] == ["a", "a (2)", "a (3)"]
     assert [cell.answer for cell in result.matrix.cells] == ["4711", "4711", None]
     assert set(Counter(list_sections(policy.prompts)).values()) == {1}
 
 
 def test_bad_requests_are_refused_before_anything_is_read(make_agent, tmp_path) -> None:
-    policy = ScriptedPolicy(read_keys)
+    policy, paths = ScriptedPolicy(read_keys), write_keys(tmp_path, a="4711")
     agent = make_agent(policy)
-    paths = write_keys(tmp_path, a="4711")
     for question, documents, options, message in (
         (" ", paths, {}, "the question is empty"),
         ("Keys?", [], {}, "there are no documents"),
@@ -307,8 +309,7 @@ def test_bad_requests_are_refused_before_anything_is_read(make_agent, tmp_path) 
 
 
 def test_report_that_another_process_writes_is_refused(make_agent, tmp_path) -> None:
-    agent = make_agent(ScriptedPolicy(read_keys))
-    paths = write_keys(tmp_path, a="4711")
+    agent, paths = make_agent(ScriptedPolicy(read_keys)), write_keys(tmp_path, a="4711")
     first_report = report(agent, KEY_QUESTION, paths, extractive=True)
     path = tmp_path / "checkpoints.sqlite-reading"
     with lease(path, first_report.report_id), pytest.raises(RunError, match="already"):
@@ -333,8 +334,7 @@ async def test_report_inside_another_graph_has_no_checkpoints_in_it(make_agent, 
     from langgraph.checkpoint.memory import InMemorySaver
     from langgraph.graph import END, START, StateGraph
 
-    paths = write_keys(tmp_path, a="4711")
-    agent = make_agent(ScriptedPolicy(read_keys), checkpoints=None)
+    paths, agent = write_keys(tmp_path, a="4711"), make_agent(ScriptedPolicy(read_keys), checkpoints=None)
 
     async def write_report(state: dict[str, Any]) -> dict[str, Any]:
         return {"report": (await areport(agent, KEY_QUESTION, paths, extractive=True)).to_dict()}

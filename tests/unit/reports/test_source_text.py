@@ -14,7 +14,7 @@ from memagent_report.source_text import MAX_QUOTE_LENGTH, SourceText
 TEXT = """Title of it
 
 Dr. Keller met Mr. A. B. Weiss on 3 May. They agreed, unless it
-rains, to meet in No. 5 Mill St. again. Nobody "came."  All left.
+rains, to meet in No. 5 Mill St. again. Nobody "came."  All left. मीनार बनी। वह ऊँची है।
 
 - first point
 - second point, which is
@@ -34,11 +34,11 @@ Name: Weiss
         ("longer", "- second point, which is\n  longer"),
         ("Name", "Name: Weiss"),
         ("Title", "Title of it"),
+        ("ऊँची", "वह ऊँची है।"),
     ],
 )
 def test_passage_is_expanded_to_its_sentence_or_list_item(passage: str, sentence: str) -> None:
-    source = SourceText(TEXT)
-    start = TEXT.index(passage)
+    source, start = SourceText(TEXT), TEXT.index(passage)
     sentence_start, sentence_end, is_whole = source.find_sentence(start, start + len(passage))
     assert (TEXT[sentence_start:sentence_end], is_whole) == (sentence, True)
     assert source.is_whole(sentence_start, sentence_end)

@@ -53,7 +53,7 @@ class RL(LoopOptions, WordingSettings):
 
     examples: ClassVar = (
         "memagent rl --data questions.jsonl --model rl-base --out rl-policy",
-        "memagent rl --engine local --task niah_multikey_2 --small --lengths 500 --iterations 4 --out rehearsal",
+        "memagent rl --engine local --task niah_multikey_2 --small --lengths 500 --iterations 4 --set warmup_steps=0",
         "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy",
         "memagent rl --task niah_multikey_2 --small --lengths 500,1000,2000 --out rl-policy --resume",
     )
@@ -185,9 +185,8 @@ def _run_loop(job: RLJob, *, quiet: bool) -> LoopResult:
     except CollapsedError:
         if is_main_process() and (job.out / BEST).is_dir():
             best_folder = job.out / BEST
-            typer.echo(
-                f"the policy that was measured best is in {best_folder}; start from it: --model {best_folder}", err=True
-            )
+            remedy = f"start from it: --model {shlex.quote(str(best_folder))}"
+            typer.echo(f"the policy that was measured best is in {best_folder}; {remedy}", err=True)
         raise
     except (PolicyError, RewardError, VLLMServerError):
         if is_main_process() and (job.out / JOURNAL).exists():

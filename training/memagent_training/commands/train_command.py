@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from memagent_graph.cli.options import JSONOption, print_json
+from memagent_graph.plain_text import format_count
 from memagent_training.commands.training_process import (
     Settings,
     build_from_options,
@@ -37,7 +38,7 @@ class Train(TrainingOptions):
 
     examples: ClassVar = (
         "memagent train runs.parquet --model embedded --gold answers.jsonl --reward boxed_exact_match --dry-run",
-        "memagent train runs.parquet --model embedded --preset dapo --set learning_rate=1e-5 --out trained-policy",
+        "memagent train runs.parquet --model embedded --preset dapo --set warmup_steps=0 --out trained-policy",
     )
     runs: Annotated[Path, typer.Argument(help="A run log, or a file that `memagent export` wrote.")]
     settings: Settings = None
@@ -141,11 +142,14 @@ def _write_rows(prepared: PreparedJob, path: Path) -> None:
     from memagent_training.job.row_export import write_rows  # noqa: PLC0415
 
     if is_main_process():
+        if path.exists() and path.samefile(str(prepared.job.runs)):
+            raise TrainingError(f"{path} has the runs, and would be replaced", hint="Choose another file (--rows).")
         try:
             row_count = write_rows(prepared.schedule, path)
         except OSError as error:
             raise TrainingError(f"{path} cannot be written: {error}", hint="Choose a file in a folder.") from error
-        typer.echo(f"{row_count:,} rows of {prepared.schedule.steps_per_pass} steps", err=True)
+        steps = format_count(prepared.schedule.steps_per_pass, "step")
+        typer.echo(f"{format_count(row_count, 'row')} of {steps}", err=True)
         typer.echo(str(path))
 
 

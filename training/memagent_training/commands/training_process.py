@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import os
+import shlex
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,7 @@ def build_from_options(target: Callable[..., T], options: Any, **extra_values: A
 def show_policy(folder: Path, steps: int, *extra_lines: str, reason: str = "", strategy: str | None = None) -> None:
     """Print where a trained policy is and how to read with it; standard output gets only its folder."""
     summary = f"{reason}trained for {format_count(steps, 'step')}; the policy is in {folder}"
-    options = f"{folder} --strategy {strategy}" if strategy else folder
+    options = shlex.join([str(folder), *(("--strategy", strategy) if strategy else ())])
     for line in (summary, *extra_lines, f'read with it: memagent read DOCUMENT --question "..." --model {options}'):
         typer.echo(line, err=True)
     typer.echo(str(folder))

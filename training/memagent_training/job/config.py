@@ -234,7 +234,7 @@ class MultiConvDAPOConfig(GRPOConfig):
         if warm_up >= steps:
             raise TrainingError(
                 f"the learning rate warms up over {warm_up} optimizer steps, and the training has {steps}",
-                hint="Set warmup_steps lower (0 for none), take more runs, fewer groups_per_step, or more passes.",
+                hint="Set warmup_steps lower (0 for none) or groups_per_step, or take more runs, passes or iterations.",
             )
 
     @property

@@ -131,7 +131,7 @@ class TokenF1(_GoldReward):
 
 @dataclass(frozen=True, slots=True)
 class StringMatch(_GoldReward):
-    """RULER's metric: whether the gold strings are in the answer completion, compared without case.
+    """RULER's metric: whether all gold strings (`string_match`), or any (`string_match_part`), are in the completion.
 
     As in RULER, the whole completion without its reasoning counts; but a completion without an answer in the requested
     form gets 0. A task with its own metric is scored by that metric.
