@@ -46,7 +46,7 @@ def build_sizes(shape: tuple[int, int, int, int, int, bool], *, with_adapters: b
 
 def main() -> None:
     """Print the estimates as a Markdown table."""
-    micro_batch = lay_out([IdRow((1,) * 7168, (1,) * 1024)] * 2, "packed", pad_id=0)
+    micro_batch = lay_out([IdRow((1,) * 7168, (1,) * 1024)] * 2, "packed")
     table = Table(
         "model", "weights", "activations", *(f"GPUs: {count}" for count in GPU_COUNTS), "adapters, 1 GPU", box=MARKDOWN
     )

@@ -294,9 +294,7 @@ def _make_stock_batches(groups: Sequence[RolloutGroup], batch_size: int) -> Iter
     learned_tokens = torch.tensor(sum(row.conversation.learned_tokens for row in rows))
     for start in range(0, len(rows), batch_size):
         batch_rows = rows[start : start + batch_size]
-        prompt_ids, prompt_mask, completion_ids, completion_mask = pad_rows(
-            [row.conversation for row in batch_rows], pad_id=0
-        )
+        prompt_ids, prompt_mask, completion_ids, completion_mask = pad_rows([row.conversation for row in batch_rows])
         old_logprobs = torch.zeros(completion_ids.shape)
         for index, row in enumerate(batch_rows):
             old_logprobs[index, : len(row.conversation.logprobs_T)] = torch.tensor(row.conversation.logprobs_T)

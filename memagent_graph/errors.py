@@ -202,6 +202,9 @@ class PromptCutError(PolicyError, PermanentError):
 class PolicyOverloadedError(PolicyError):
     """The server still answered 408, 409, 429 or 5xx after all retries."""
 
+    status: int = 0
+    """The HTTP status; 0 if the error has another cause."""
+
 
 class PolicyResponseError(PolicyError):
     """The server's reply violates the protocol: it is damaged, too long, or a redirect to another server."""

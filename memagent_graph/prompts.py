@@ -237,7 +237,7 @@ def load_prompts(
         update=update,
         answer=answer,
         answer_format=chosen_format,
-        empty_memory=empty_memory or base.empty_memory,
+        empty_memory=base.empty_memory if empty_memory is None else empty_memory,
     )
 
 

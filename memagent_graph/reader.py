@@ -69,8 +69,8 @@ DocumentSource: TypeAlias = Any
 class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["MemAgent"]):
     """Reads documents of any length with a policy whose context is small (MemAgent, arXiv 2507.02259).
 
-    Defaults come from the policy: tokenizer, context window, and the budget and prompts of its training. Every method
-    exists twice: `aread` for asynchronous code, `read` for synchronous code.
+    Defaults come from the policy: tokenizer, context window, and the budget and prompts of its training. Methods to
+    read, resume and edit exist twice: `aread` for asynchronous code, `read` for synchronous code.
 
     >>> MemAgent(policy, strategy="gated", chunk_tokens=2000, temperature=1.0)  # doctest: +SKIP
     >>> MemAgent("http://localhost:8000/v1")  # doctest: +SKIP
@@ -117,7 +117,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             own_policy = make_policy(settings)
         else:
             own_policy = convert_to_policy(settings.policy, settings)
-        self._owns_log = not isinstance(run_log, RunLog)
+        self._owns_policy, self._owns_log = True, not isinstance(run_log, RunLog)
         self._checkpoints = checkpoints
         profile, tokenizer = settings.profile, settings.tokenizer
         if tokenizer is None and isinstance(profile, str | Path):
@@ -139,6 +139,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         self.policy, self.run_log = parts.policy, parts.run_log
         self.settings = settings = parts.settings
         """The settings of the reader."""
+        check_options({"limits": settings.limits})
         self.store = parts.store.with_options(
             converter=settings.converter, replace_undecodable=settings.replace_undecodable
         )
@@ -466,7 +467,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         """Return a copy of this reader with the same policy and store, and with other settings.
 
         `choices` are those of `MemAgent`, except for the policy, its server and its tokenizer. Checkpoints may be
-        shared. A different `policy` must have the same model.
+        shared. A different `policy` must have the same model. Only the original closes the policy.
 
         Raises:
             MemAgentError: a choice is of the policy, which the copy keeps.
@@ -476,7 +477,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 f"a copy has the policy of its original, so {kept[0]} cannot be changed", hint="Make another MemAgent."
             )
         reader = self.__copy__()
-        reader._owns_log = not isinstance(run_log, RunLog | None)
+        reader._owns_policy, reader._owns_log = False, not isinstance(run_log, RunLog | None)
         reader._checkpoints = self._checkpoints if checkpoints is None else checkpoints
         reader._set_parts(
             replace(
@@ -535,7 +536,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         A further read opens them again.
         """
         await self._graphs.aclose()
-        if hasattr(self.policy, "aclose"):
+        if self._owns_policy and hasattr(self.policy, "aclose"):
             await self.policy.aclose()
         if self.run_log is not None and self._owns_log:
             await asyncio.to_thread(self.run_log.close)

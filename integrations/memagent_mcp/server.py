@@ -264,10 +264,11 @@ def _shorten_log_records() -> None:
 def _shorten_log_record(record: logging.LogRecord) -> bool:
     """Shorten a log message to one printable line.
 
-    The SDK logs hundreds of lines for a request of a newer protocol, and it logs names that clients send.
+    The SDK logs hundreds of lines for a request of a newer protocol, and it logs names that clients send. The traceback
+    that it logs when a client has gone is left out.
     """
     record.msg, record.args = make_one_line(record.getMessage().partition("\n")[0]), ()
-    return True
+    return not (record.exc_info and isinstance(record.exc_info[1], anyio.ClosedResourceError))
 
 
 def get_url(listener: socket.socket) -> str:

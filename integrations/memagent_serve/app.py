@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -24,6 +23,7 @@ from memagent_graph.addresses import AllowedNames
 from memagent_graph.errors import MemAgentError
 from memagent_graph.policies.model_info import SelfDescribing
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
+from memagent_graph.policies.replies import parse_model_entries
 from memagent_graph.reader import MemAgent
 from memagent_serve.api_errors import APIError, make_bad_request_error, make_not_found_error
 from memagent_serve.bodies import BodyQuota, limit_body
@@ -36,7 +36,7 @@ from memagent_serve.metrics import Metrics
 from memagent_serve.page_sessions import PageSessions
 from memagent_serve.reads import ReadManager, ServedRead, name_state
 from memagent_serve.serve_settings import ServeSettings
-from memagent_serve.short_requests import bad_gateway_on_error, relay_request
+from memagent_serve.short_requests import bad_gateway_on_error, get_media_type, relay_request
 from memagent_serve.uploads import UploadedFile, Uploads
 
 _HEALTH_TIMEOUT_SECONDS: Final = 5.0
@@ -267,22 +267,26 @@ async def _list_models(reader: MemAgent) -> list[dict[str, Any]]:
         return [{**model, "max_model_len": window}]
     reply = await relay_request(reader.policy, "GET", "models")
     with bad_gateway_on_error("list of models"):
-        return [entry for entry in msgspec.json.decode(reply.body)["data"] if isinstance(entry, dict)]
+        return parse_model_entries(bytes(reply.body))
 
 
 async def _check_policy(reader: MemAgent) -> str:
     """Return the policy's state. Its error messages are left out, because anyone may request the health."""
+    policy = reader.policy
     try:
         async with asyncio.timeout(_HEALTH_TIMEOUT_SECONDS):
-            if isinstance(reader.policy, OpenAICompatiblePolicy):
-                reply = await relay_request(reader.policy, "GET", "models")
-                return "ok" if reply.status_code == 200 else f"its server answers {reply.status_code}"
-            if isinstance(reader.policy, SelfDescribing):
-                await reader.policy.describe()
+            if isinstance(policy, OpenAICompatiblePolicy):
+                async with policy.relay("GET", "models") as reply:
+                    is_ok = reply.status == 200 and get_media_type(reply) == "application/json"
+                    if is_ok or (policy.model_list_error and reply.status in {404, 405}):  # it has no list
+                        return "ok"
+                    return f"its server answers {reply.status} to a request for its models"
+            if isinstance(policy, SelfDescribing):
+                await policy.describe()
     except TimeoutError:
         return f"its server does not answer within {_HEALTH_TIMEOUT_SECONDS:g} s"
-    except (APIError, MemAgentError):
-        return "its server cannot be reached or gives no list of models; is it running, and is --base-url right?"
+    except MemAgentError:
+        return "its server cannot be reached; is it running, and is --base-url right?"
     return "ok"
 
 

@@ -49,17 +49,10 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def answer_tokens(self) -> int | None:
-        """The maximum length of the reply.
-
-        Raises:
-            APIError: two limits contradict each other.
-        """
-        limits = {limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None and limit > 0}
-        if len(limits) > 1:
-            raise make_bad_request_error(
-                "max_tokens and max_completion_tokens contradict each other; send one", "max_tokens"
-            )
-        return next(iter(limits), None)
+        """The maximum length of the reply: the lower limit, if there are two."""
+        return min(
+            (limit for limit in (self.max_tokens, self.max_completion_tokens) if limit and limit > 0), default=None
+        )
 
     def make_sampling(self, base: SamplingParams) -> SamplingParams:
         """Return a policy's sampling with the request's choices."""
@@ -276,25 +269,10 @@ def _parse_part(raw: Raw) -> MessagePart:
         # The Responses API has the same fields next to the type.
         content = msgspec.json.decode(fields.get("file", raw), type=FileContent)
         return MessagePart("file", file=content, raw=raw)
-    source = None
-    if kind == "document":
-        source = msgspec.json.decode(fields.get("source", Raw(b"null")), type=_DocumentSource | None)
-    if source is not None and source.type == "base64":
-        name = msgspec.json.decode(fields["title"], type=str | None) if "title" in fields else None
-        return MessagePart("file", file=FileContent(filename=name, file_data=source.data), raw=raw)
     # The text of a part, including input_text, output_text, and a tool's result.
-    text_fields = {"document": None, "tool_result": "content", "refusal": "refusal"}
-    name = text_fields.get(kind, "text")
-    text_json = source.data if source is not None and source.type == "text" else fields.get(name or "", Raw(b""))
-    text = JSONText.of(text_json)
+    name = {"tool_result": "content", "refusal": "refusal"}.get(kind, "text")
+    text = JSONText.of(fields.get(name, Raw(b"")))
     return MessagePart(kind if text is None else "text", text, raw=raw)
-
-
-class _DocumentSource(msgspec.Struct, frozen=True):
-    """The source of a document part."""
-
-    type: str | None = None
-    data: Raw = Raw(b"")
 
 
 @contextmanager
@@ -323,4 +301,3 @@ def require_readable(request: ChatRequest) -> None:
         raise make_bad_request_error(
             f"this request must be read, and a part of type {kind!r} cannot be; send text or files", "messages"
         )
-    _ = request.options.answer_tokens

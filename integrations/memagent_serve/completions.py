@@ -394,7 +394,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def _count_reply_tokens(chat: ChatRequest, default_tokens: int) -> int:
-    """Return how many tokens to reserve for the reply. The model server decides about contradictory limits."""
+    """Return how many tokens to reserve for the reply. The model server decides about invalid options."""
     try:
         return chat.options.answer_tokens or default_tokens
     except APIError:

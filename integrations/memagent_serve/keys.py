@@ -86,7 +86,7 @@ class Keys:
             pairs.append((Owner(name.strip()), key.strip()))
         if file is not None:
             try:
-                entries = tomllib.loads(file.read_text(encoding="utf-8"))
+                entries = tomllib.loads(file.read_text(encoding="utf-8-sig"))
             except (OSError, ValueError, RecursionError) as error:
                 raise MemAgentError(f"the keys file {file} cannot be read: {error}", hint=_EXAMPLE) from error
             pairs += [_parse_entry(file, name, value) for name, value in entries.items()]

@@ -169,13 +169,13 @@ def _has_text(message: ChatMessage) -> bool:
 def is_front_end_task(request: ChatRequest) -> bool:
     """Return whether the latest request is a task of the chat front end itself, such as a title for the conversation.
 
-    Open WebUI begins such requests with "### Task:".
+    Open WebUI begins such requests with "### Task:", as it begins a question about documents, which has no history.
     """
     latest_index = find_latest_request(request.messages)
     if latest_index is None:
         return False
-    texts = [part.text for part in request.messages[latest_index].parts if part.text and part.text.size]
-    return bool(texts) and texts[0].decode().lstrip().startswith("### Task:")
+    texts = [part.text.decode() for part in request.messages[latest_index].parts if part.text and part.text.size]
+    return bool(texts) and texts[0].lstrip().startswith("### Task:") and "<chat_history>" in texts[0]
 
 
 def compose_question(plan: ReadingPlan, tokenizer: Tokenizer, max_tokens: int, *, with_context: bool) -> str:

@@ -268,11 +268,10 @@ class ReadManager:
             await asyncio.wait([read.task])
 
     async def aclose(self) -> None:
-        """End all reads, and close the readers."""
+        """End all reads, and close the reader."""
         for read in list(self._reads.values()):
             await self.cancel(read)
-        for reader in self._readers.values():
-            await reader.aclose()
+        await self.reader.aclose()
         self._readers.clear()
 
     def _is_outdated(self, entry: Entry) -> bool:

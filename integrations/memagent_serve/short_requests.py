@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Final
 
 import aiohttp
-import msgspec
 from sse_starlette import EventSourceResponse
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -20,7 +19,7 @@ from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.policies.api_variants import extract_server_message
 from memagent_graph.policies.openai_compatible import OpenAICompatiblePolicy
 from memagent_graph.policies.sending import read_body, read_error_body
-from memagent_graph.policies.server_errors import OverlongReplyError
+from memagent_graph.policies.server_errors import MalformedReplyError, OverlongReplyError
 from memagent_graph.policy import FinishReason, Message, Policy, SamplingParams, TokenUsage
 from memagent_graph.reasoning import extract_reply
 from memagent_serve.api_errors import APIError, hide_private_text, make_bad_request_error, make_not_found_error
@@ -88,7 +87,7 @@ def bad_gateway_on_error(noun: str) -> Iterator[None]:
     """Raise an `APIError`, 502, if the policy server's reply turns out to be malformed."""
     try:
         yield
-    except (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (MalformedReplyError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise APIError(502, f"the policy server's {noun} cannot be understood", code="bad_gateway") from error
 
 

@@ -68,7 +68,8 @@ async def check_policy(reader: MemAgent) -> AsyncIterator[PolicyCheck]:
         detail = f"question {budget.question_tokens} + {memory_and_chunk} in {budget.context_window} tokens"
         yield PolicyCheck("budget", detail)
         subject = "completion"
-        completion = await policy.complete(_make_prompt(_SAMPLE), SamplingParams(max_tokens=4, logprobs=True))
+        sampling = SamplingParams(max_tokens=4, logprobs=info.gives_token_ids)
+        completion = await policy.complete(_make_prompt(_SAMPLE), sampling)
         reply = f"{completion.text[:40]!r}, finished by {completion.finish_reason.value}"
         yield PolicyCheck("completion", reply)
         yield _check_token_ids(completion)

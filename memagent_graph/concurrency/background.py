@@ -64,8 +64,15 @@ class _BackgroundLoop:
         with self._lock:
             if self._loop is None or self._loop.is_closed():
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="memagent-loop", daemon=True).start()
+                threading.Thread(target=_run_loop, args=(self._loop,), name="memagent-loop", daemon=True).start()
             return self._loop
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop for ever, also after a task that raised SystemExit or KeyboardInterrupt, which stops the loop."""
+    while True:
+        with suppress(SystemExit, KeyboardInterrupt):  # its caller gets it
+            loop.run_forever()
 
 
 _background_loop = _BackgroundLoop()

@@ -153,9 +153,18 @@ _LENGTH_ERROR: Final = re.compile(
     r"context[ _-]?(?:length|window|size|limit)|maximum (?:\w+ )?length|too (?:long|many tokens|large)|n_ctx"
     r"|tokens? .{0,40}(?:exceed|must be <)|exceed\w* .{0,60}(?:context|window|tokens?|length)"
     r"|(?:input|prompt) (?:length|is too)|max_model_len|sequence length|longer than|reduce the length"
-    r"|at most \d+ tokens|> ?\d+ maximum",
+    r"|(?:at most|less than) \d+ tokens|> ?\d+ maximum",
     re.IGNORECASE,
 )
+_REASON_BY_REFUSAL: Final = {
+    re.compile(
+        r"triggering .{0,30}content management policy|your prompt was flagged|contain inappropriate content"
+        r"|content exists risk", re.IGNORECASE,
+    ): FinishReason.REFUSED,
+    re.compile("model output limit was reached"): FinishReason.LENGTH,
+}  # fmt: skip
+"""Messages of servers that refuse a request for which others send an empty reply, and its finish reason: filters of
+Azure, OpenAI, Qwen and DeepSeek, and OpenAI's models that only reason within the limit."""
 _UNSUPPORTED_FIELD_ERROR: Final = re.compile(
     r"unsupported|not (?:yet )?(?:be )?(?:supported|permitted|allowed|accepted|recogni[sz]ed|implemented|available)"
     r"|(?:not|n't) (?:support|permit|allow|accept|recogni[sz]e)|unknown|unexpected|unrecogni[sz]ed|extra|deprecated"
@@ -172,8 +181,11 @@ def extract_server_message(content: bytes) -> str:
             body = body[0]
         if isinstance(body, dict):
             error = body.get("error") or body
-            message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
-            field = error.get("param") if isinstance(error, dict) else None
+            values = error if isinstance(error, dict) else {"message": error}
+            message, field = values.get("message") or values.get("detail"), values.get("param")
+            details = values.get("metadata")
+            if isinstance(details, dict) and isinstance(details.get("raw"), str):  # the reply of OpenRouter's provider
+                message = f"{message}: {extract_server_message(details['raw'].encode(errors='replace'))}"
             if message:
                 is_missing = isinstance(field, str) and field not in str(message)
                 return f"{message} ({field})" if is_missing else str(message)
@@ -185,6 +197,11 @@ def is_length_error(message: str) -> bool:
     for field in OPTIONAL_FIELDS:
         message = message.replace(field, "")
     return bool(_LENGTH_ERROR.search(message))
+
+
+def find_reason_of_refusal(message: str) -> FinishReason | None:
+    """Return the finish reason that a server's refusal stands for; None for other refusals."""
+    return next((reason for pattern, reason in _REASON_BY_REFUSAL.items() if pattern.search(message)), None)
 
 
 def find_refused_field(message: str, fields: Collection[str]) -> str | None:
@@ -201,14 +218,17 @@ def find_refused_field(message: str, fields: Collection[str]) -> str | None:
         # The message may also be about the value of one of these fields.
         needs_reason = field in {"max_tokens", "max_completion_tokens", "response_format"}
         pattern = rf"['\"`(\[]{field}['\"`)\]]" if field == "stop" else rf"(?<![\w-]){field}(?![\w-])"
-        if field in fields and re.search(pattern, message) and (is_unsupported or not needs_reason):
+        if field in fields and re.search(pattern, message, re.IGNORECASE) and (is_unsupported or not needs_reason):
             return field
     return None
 
 
 def is_retriable(status: int, message: str) -> bool:
-    """Return whether a retry can succeed: after 408, 409, 429, or 5xx unless the message has a lasting cause."""
-    if status < 500:
-        return status in {408, 409, 429}
+    """Return whether a retry can succeed: after 408, 409, 429 or 5xx, unless a 500 or 501 has a lasting cause.
+
+    Other 5xx come from gateways, which may say that a reply "took longer than" they wait.
+    """
+    if status not in {500, 501}:
+        return status in {408, 409, 429} or status > 501
     is_unsupported = _UNSUPPORTED_FIELD_ERROR.search(message) and find_refused_field(message, OPTIONAL_FIELDS)
     return not (is_length_error(message) or is_unsupported)

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from langchain_core.messages import AIMessage
 from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
@@ -16,6 +17,7 @@ from memagent_graph.errors import PolicyError, PolicyResponseError, require_mini
 from memagent_graph.plain_text import format_count
 from memagent_graph.policies.api_variants import (
     extract_text,
+    find_reason_of_refusal,
     find_refused_field,
     has_refusal,
     list_sampling_fields,
@@ -29,7 +31,6 @@ from memagent_graph.policy import Completion, FinishReason, Messages, SamplingPa
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
-    from langchain_core.messages import AIMessage
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,8 @@ class ChatModelPolicy:
                     return await self._model.model_copy(update=arguments).ainvoke(messages)
                 return await self._model.ainvoke(messages, **arguments)
             except Exception as error:  # noqa: BLE001  whatever the model raises
+                if (reason := find_reason_of_refusal(str(error))) is not None:
+                    return AIMessage("", response_metadata={"finish_reason": reason.value})
                 option = find_refused_field(str(error), options)
                 if option is not None:
                     refused_options.add(option)

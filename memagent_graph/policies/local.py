@@ -86,7 +86,8 @@ class LocalPolicy:
         self.dtype = dtype or _choose_dtype(profile.dtype if profile else "", device)
         """The number format in which the policy computes."""
         self._engine = _Engine(str(self._folder), device, self.dtype, processed_logprobs=processed_logprobs)
-        self._version = version or hash_weights(self._folder) + ("" if self.dtype == "float32" else f"-{self.dtype}")
+        format_suffix = "" if self.dtype == "float32" else f"-{self.dtype}"
+        self.policy_version = version or hash_weights(self._folder) + format_suffix
         self._template_arguments = dict(chat_template_kwargs or {})
         self.after_fork()
         register_after_fork(self)
@@ -195,7 +196,7 @@ class LocalPolicy:
             prompt_token_ids=request.ids if has_logprobs else None,
             token_ids=request.reply if has_logprobs else None,
             logprobs=request.logprobs if has_logprobs else None,
-            policy_version=self._version,
+            policy_version=self.policy_version,
         )
 
 
@@ -282,6 +283,7 @@ class _Engine:
         self._device = device
         window = getattr(self._model.config, "max_position_embeddings", None)
         self.context_window = int(window) if window else None
+        self._attention_window = getattr(self._model.config, "sliding_window", None)
         eos_ids = self._model.generation_config.eos_token_id
         self._eos_ids = frozenset(eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids])
         self._prefixes: list[_Prefix] = []
@@ -309,8 +311,9 @@ class _Engine:
             # At least the last token of the shortest prompt is not shared, because its logits are needed.
             shared_tokens = min(_count_common_tokens(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
             prefix, reused_tokens = self.find_prefix(prompts[0][:shared_tokens])
-            if len(prompts) == 1:
-                shared_tokens = reused_tokens
+            longest_row = max(len(request.ids) + request.sampling.max_tokens for request in requests)
+            if len(prompts) == 1 or (self._attention_window or longest_row) < longest_row:
+                shared_tokens = reused_tokens  # a window would count the padding between prefix and prompt
             for row, request in enumerate(requests):
                 request.cached_tokens = shared_tokens if row else reused_tokens
                 if request.sampling.seed is not None and request.sampling.temperature > 0:

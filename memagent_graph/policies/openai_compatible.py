@@ -28,6 +28,7 @@ from memagent_graph.errors import PolicyError, PolicyRequestError, PolicyUnreach
 from memagent_graph.events import EventKind
 from memagent_graph.policies.api_variants import (
     OPTIONAL_FIELDS,
+    find_reason_of_refusal,
     find_refused_field,
     is_length_error,
     list_sampling_fields,
@@ -192,6 +193,8 @@ class OpenAICompatiblePolicy:
                 try:
                     completion, retries = await self._send(body, sampling)
                 except PolicyRequestError as error:
+                    if (reason := find_reason_of_refusal(error.server_message)) is not None:
+                        return Completion("", reason, self.name, policy_version=self.policy_version)
                     field = find_refused_field(error.server_message, body.keys() - self._extra_body.keys())
                     if field is not None:
                         log.info("%s does not accept %s: %s", self.base_url, field, error.message)
@@ -267,7 +270,9 @@ class OpenAICompatiblePolicy:
                 )
                 entry = _choose_model(models, self._model, self._server)
             except PolicyError as error:
-                if self._model is None or isinstance(error, PolicyUnreachableError):
+                # A gateway has no server, or the server loads its model: the window is not known yet.
+                is_down = isinstance(error, PolicyUnreachableError) or getattr(error, "status", 0) in {502, 503, 504}
+                if self._model is None or is_down:
                     raise
                 # The server may still accept the name.
                 self.model_list_error = error
@@ -354,10 +359,10 @@ def _choose_model(models: Sequence[Mapping[str, Any]], name: str | None, server:
     if name is None and len(base_models) == 1:
         return dict(base_models[0])
     for model in models:
-        if model["id"] in {name, f"{name}:latest"}:
+        if model["id"] in {name, f"{name}:latest", f"models/{name}"}:  # as Ollama and Gemini write names
             # An adapter has the window and tokenizer of its base, but its entry lacks them.
             base = next((base for base in base_models if base["id"] == str(model.get("parent") or "")), {})
-            return {**model, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
+            return {**model, "id": name, **{field: base[field] for field in ("root", "max_model_len") if field in base}}
     names = [model["id"] for model in models]
     listed_names = server.redact(", ".join(names[:10]) + (", ..." if len(names) > 10 else ""))
     if name is None:

@@ -22,6 +22,7 @@ from memagent_graph.documents.chunking import Boundary
 from memagent_graph.errors import ProfileError, PromptError
 from memagent_graph.events import UpdateRule
 from memagent_graph.policies.added import ENGLISH_FOLDER, find_added_policy_folder
+from memagent_graph.policy import SamplingParams
 from memagent_graph.prompts import EMPTY_MEMORY, AnswerFormat, Prompts, load_prompts, load_template
 from memagent_graph.storage.bounded_files import MAX_WORDING_BYTES, read_json_file, read_text_file
 from memagent_graph.storage.private_files import get_data_folder
@@ -98,7 +99,8 @@ def load_profile(folder: Path | str) -> Profile | None:
         types = get_type_hints(Profile)
         names = types.keys() & values.keys() - {"budget", "prompts"}
         options = {name: msgspec.convert(values[name], types[name]) for name in names}
-        empty_memory = str(values.get("empty_memory", EMPTY_MEMORY))
+        SamplingParams(temperature=options.get("temperature", 0.0), top_p=options.get("top_p", 1.0))  # checks bounds
+        empty_memory = msgspec.convert(values.get("empty_memory", EMPTY_MEMORY), str)
         answer_format = AnswerFormat(values.get("answer_format", AnswerFormat.BOXED))
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ProfileError(

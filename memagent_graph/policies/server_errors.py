@@ -111,9 +111,10 @@ class Server:
             reason = "All connection attempts failed"
         else:
             reason = self.redact(str(cause))
-        return PolicyUnreachableError(
-            f"no connection to {self.base_url}: {reason}", hint="Is the server running? Check --base-url."
-        )
+        hint = "Is the server running? Check --base-url."
+        if isinstance(error, aiohttp.ClientSSLError):
+            hint = "Pass the certificates to trust with --ca-file. The address of a server without TLS is http://..."
+        return PolicyUnreachableError(f"no connection to {self.base_url}: {reason}", hint=hint)
 
     def resolve_redirect(self, url: str, target: str, location: str) -> str:
         """Return the address to which `target` redirects; earlier redirects of `url` led to `target`.
@@ -156,10 +157,12 @@ class Server:
                 outcome = f"still answered {status}{self._after_retries}"
             if retry_after is not None and retry_after > self.read_timeout:
                 outcome = f"answered {status} and asks to wait for {retry_after:.0f} s"
-            return PolicyOverloadedError(
+            overload = PolicyOverloadedError(
                 f"{address} {outcome}: {excerpt}",
                 hint="Wait, or lower the number of requests in flight (--concurrency), then resume.",
             )
+            overload.status = status
+            return overload
         if is_length_error(excerpt) or status == 413:
             hint = "Lower --chunk-tokens; `memagent doctor` shows the server's window."
         elif status == 404:

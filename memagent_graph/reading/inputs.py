@@ -36,11 +36,14 @@ class ReadOptions(TypedDict, total=False):
 
 
 def check_options(options: ReadOptions) -> None:
-    """Raise `MemAgentError` for an unknown option."""
+    """Raise `MemAgentError` for an unknown option, and for a run id or limits of another type."""
     names = ReadOptions.__annotations__
     if unknown := next((name for name in options if name not in names), None):
         hint = did_you_mean(unknown, names, f"A read takes {', '.join(names)}; MemAgent(...) takes all settings.")
         raise MemAgentError(f"a read has no option {unknown!r}", hint=hint)
+    for name, kind in (("run_id", str), ("limits", Limits)):
+        if not isinstance(value := options.get(name), kind | None):
+            raise MemAgentError(f"{name} is of type {type(value).__name__}", hint=f"Pass a {kind.__name__}.")
 
 
 def check_question(question: str, context: ReaderContext) -> None:

@@ -22,7 +22,7 @@ from langgraph.runtime import Runtime, get_runtime
 
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
-from memagent_graph.events import EventKind, ReadEvent, StopReason
+from memagent_graph.events import EventKind, ReadEvent
 from memagent_graph.reading.execution import Execution, ProcessorTurn, StepExecution
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.reading.tracing import get_trace_ids, observe_policy
@@ -161,9 +161,8 @@ def _locate_error(error: MemAgentError, state: Mapping[str, Any], chunk_index: i
 
 
 def _stream_calls(change: Change, calls: Sequence[Call], state: Any, write: Callable[[Any], None]) -> None:
-    """Send the calls of a step to custom streams, and report a limit that stopped the read."""
-    memory, run_id = state.get("memory", ""), state.get("run_id")
-    for record, call in zip(change.get("steps", ()), calls, strict=True):
+    """Send the calls of a step to custom streams."""
+    for call in calls:
         is_answer = call.writes is Writes.ANSWER
         progress = 1.0 if is_answer or state.get("earlier_chunks") else None
         if progress is None and (size := state["document"]["size"]) and call.reads:
@@ -171,22 +170,14 @@ def _stream_calls(change: Change, calls: Sequence[Call], state: Any, write: Call
         write(
             {
                 "type": "memagent.memory_update" if call.writes is Writes.MEMORY else f"memagent.{call.writes.value}",
-                "run_id": run_id,
+                "run_id": state.get("run_id"),
                 "question": state["question"],
-                "step": record,
                 "chunk_index": call.chunk_index,
-                **call.extent_values,
-                "prompt_tokens": call.usage.prompt_tokens,
-                "completion_tokens": call.usage.completion_tokens,
-                "finish_reason": call.completion.finish_reason.value,
-                "model": call.completion.model,
                 "progress": progress,
-                "memory": memory if is_answer else call.text,
+                "memory": state.get("memory", "") if is_answer else call.text,
                 "answer": change.get("answer") if is_answer else None,
             }
         )
-    if (reason := change.get("stop_reason")) and StopReason(reason).resumable:
-        write({"type": "memagent.stopped", "run_id": run_id, "stop_reason": reason, "memory": memory, "answer": None})
 
 
 @dataclass(frozen=True)

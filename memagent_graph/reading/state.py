@@ -161,7 +161,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_chunks", "max_tokens_total", "max_seconds"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:  # NaN is not, either
                 raise ValueError(f"{name} must be positive, not {value}")
 
     def tighten(self, other: Limits) -> Limits:

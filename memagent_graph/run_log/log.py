@@ -53,7 +53,7 @@ class RunLog:
     def __init__(self, path: Path | str, *, redact: Redaction | None = None) -> None:
         self.path = Path(path)
         self._redact = redact
-        self._writer = DatabaseWriter(self.path, partial(connect, self.path))
+        self._writer = DatabaseWriter(self.path, partial(connect, self.path), self)
         with self._open_for_reading():
             pass
 
@@ -251,11 +251,6 @@ class RunLog:
                     hint="Replace the run that is here, or leave this one out.",
                 ) from error
             raise
-        except KeyError as error:
-            raise RunLogError(
-                f"run {run_id!r} cannot be stored: a reward names the conversation {error}, which it lacks",
-                hint="Take the run from its log or export again.",
-            ) from error
 
     def delete(self, run_ids: Iterable[str]) -> int:
         """Delete runs with all of their data, free the disk space, and return the number of runs."""
@@ -265,9 +260,10 @@ class RunLog:
             return connection.executemany("DELETE FROM runs WHERE run_id = ?", parameters).rowcount
 
         run_count: int = self.wait(self._writer.submit(delete_rows))
-        # On a full disk the space may not be freed; new runs will use it.
+        # On a full disk, or while somebody reads, the space may not be freed; new runs will use it.
         with suppress(RunLogError), self._open_for_reading() as connection:
-            connection.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
+            connection.executescript("PRAGMA incremental_vacuum; PRAGMA busy_timeout = 0")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return run_count
 
     def wait(self, future: Future[Any]) -> Any:

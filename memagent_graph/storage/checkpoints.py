@@ -38,6 +38,12 @@ async def open_checkpointer(
         return await PostgresSaver.open(str(checkpoints), display_checkpoints(checkpoints))
     from memagent_graph.storage.sqlite_saver import SqliteSaver  # noqa: PLC0415  loaded only for checkpoints
 
+    scheme, is_address, _ = str(checkpoints).partition("://")
+    if is_address:  # as a path, it would be a folder with the password in its name
+        raise CheckpointError(
+            f"{scheme}:// is not the address of a server for checkpoints",
+            hint="Use postgresql://USER@HOST/DATABASE or the path of a SQLite file with --checkpoints.",
+        )
     path = Path(checkpoints)
     try:
         return await asyncio.to_thread(SqliteSaver, path)

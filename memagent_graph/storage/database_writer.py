@@ -11,6 +11,7 @@ import contextlib
 import queue
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -35,12 +36,15 @@ class DatabaseWriter:
     Args:
         path: the path of the file.
         connect: opens the file. It is called in the writer's thread.
+        owner: the object that submits jobs. If nobody closes the writer, its thread ends when the owner is collected.
     """
 
-    def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection], owner: object) -> None:
         self._path, self._connect = path, connect
         self.after_fork()
         register_after_fork(self)
+        # The process does not wait for this at its end.
+        weakref.finalize(owner, lambda: threading.Thread(target=self.close, daemon=True).start()).atexit = False
 
     def after_fork(self) -> None:
         """Forget the pending jobs in a forked process, because the parent process writes them."""

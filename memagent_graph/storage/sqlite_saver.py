@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -65,10 +63,7 @@ class SqliteSaver(langgraph.checkpoint.sqlite.SqliteSaver):
         super().__init__(connection, serde=CompressedSerializer())
         self.is_setup = True
         self.path = path
-        self._writer = DatabaseWriter(path, partial(open_database, path, _SCHEMA))
-        # If nobody closes a saver, its thread ends when it is collected. The process does not wait for this at its end.
-        start_closing = threading.Thread(target=self._writer.close, daemon=True).start
-        weakref.finalize(self, start_closing).atexit = False
+        self._writer = DatabaseWriter(path, partial(open_database, path, _SCHEMA), self)
 
     @contextmanager
     def cursor(self, transaction: bool = True) -> Iterator[sqlite3.Cursor]:

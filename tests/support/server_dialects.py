@@ -84,12 +84,11 @@ def _finish(reason: Any, *events: str, **fields: Any) -> Dialect:
 
 
 def _change_second(change: Callable[[Reply], Any], *events: str) -> Dialect:
-    """Return the dialect of a server that changes its second reply; the document's fact is in the first chunk."""
+    """Return the dialect of a server that changes or replaces its second reply; the fact is in the first chunk."""
 
-    def change_reply(reply: Reply, number: int) -> Reply:
-        if number == 1:
-            change(reply["choices"][0])
-        return reply
+    def change_reply(reply: Reply, number: int) -> Any:
+        response = change(reply["choices"][0]) if number == 1 else None
+        return reply if response is None else response
 
     return Dialect(change_reply, events=frozenset(events))
 
@@ -117,6 +116,7 @@ def _make_part(text: str) -> Reply:
 
 
 _ALL_LOGPROBS = {"logprobs": True}
+_AZURE_FILTER = "The response was filtered due to the prompt triggering Azure OpenAI's content management policy."
 _THOUGHT = "maybe the key of harbor is 1"
 _COMPLETION = '{"choices": [{"index": 0, "message": %s, "finish_reason": "stop", %s}]}'
 
@@ -144,6 +144,7 @@ def _make_stream(text: str, reason: str) -> web.Response:
 
 FINISH_REASONS = {
     "cut, as 'MAX_TOKENS'": _finish("MAX_TOKENS", "truncated"),
+    "cut, as GPT-5 refuses it": _change_second(lambda _: make_error(400, "model output limit was reached")(), "empty"),
     "cut, and no reason": Dialect(
         lambda reply, number: {
             **reply,
@@ -157,12 +158,13 @@ FINISH_REASONS = {
     "cut, in the provider's own word": _finish("stop", "truncated", native_finish_reason="MAX_TOKENS"),
     "ended, with another word of the provider's": _finish("stop", native_finish_reason="banana"),
     "cut, as a stop_reason": _finish(None, "truncated", stop_reason="max_tokens"),
+    "refused, as Azure's 400": _change_second(lambda _: make_error(400, _AZURE_FILTER)(), "refused"),
+    "refused, as DeepSeek's 400": _change_second(lambda _: make_error(400, "Content Exists Risk")(), "refused"),
     "refused, as 'SAFETY'": _change_second(lambda choice: choice.update({"finish_reason": "SAFETY"}), "refused"),
     "failed, as 'abort'": _fail(finish_reason="abort"),
     "failed, as an error in the choice": _fail(error={"code": 502, "message": "upstream"}),
-    "failed, as an error beside the choices": Dialect(
-        lambda reply, number: {**reply, "error": {"message": "upstream"}} if number == 1 else reply,
-        events=frozenset({"request_retried"}),
+    "failed, as an error beside the choices": _change_second(
+        lambda choice: web.json_response({"choices": [choice], "error": {"message": "upstream"}}), "request_retried"
     ),
     "ended, without a reason": _finish(None),
     "unknown, as a number": _finish(7, "unusual_finish"),
@@ -225,9 +227,8 @@ SHAPES = {
         lambda reply, number: _make_stream(reply["choices"][0]["message"]["content"], "length"),
         events=frozenset({"truncated"}),
     ),
-    "a stream that broke off": Dialect(
-        lambda reply, number: make_response('data: {"error": {"message": "upstream"}}\n\n')() if number == 1 else reply,
-        events=frozenset({"request_retried"}),
+    "a stream that broke off": _change_second(
+        lambda _: make_response('data: {"error": {"message": "upstream"}}\n\n')(), "request_retried"
     ),
     "a token id below 0": Dialect(
         _change_choice(lambda choice: choice.update(token_ids=[-1])),
@@ -240,9 +241,7 @@ SHAPES = {
     "counts below 0": _add_fields(usage={"prompt_tokens": -1, "completion_tokens": 3}),
     "counts that are zero": _add_fields(usage={"prompt_tokens": 0, "completion_tokens": 0}),
     "counts in a list": _add_fields(usage=[12, 3]),
-    "details of counts in a list": _add_fields(
-        usage={"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": []}
-    ),
+    "details of counts in a list": _add_fields(usage={"prompt_tokens": 12, "prompt_tokens_details": []}),
     "an id that is a number": _add_fields(id=7),
     "no model": _add_fields(model=None),
     "a model that is an object": _add_fields(model={"name": "m"}),
@@ -280,12 +279,14 @@ REFUSED_FIELDS = {
     "temperature, named in advance": _refuse(
         "temperature", "no", "sampling_changed", settings={"unsupported": "temperature"}
     ),
-    "seed": _refuse("seed", "Unknown field: seed", "sampling_changed", settings={"seed": 1}),
+    "seed, as OpenRouter passes it on": _refuse(
+        "seed", {"error": {"message": "Provider returned error", "metadata": {"raw": '{"error": "Unknown: seed"}'}}},
+        "sampling_changed", settings={"seed": 1},
+    ),
     "seed, as FastAPI says it": _refuse(
         "seed",
         {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]},
-        "sampling_changed",
-        settings={"seed": 1},
+        "sampling_changed", settings={"seed": 1},
     ),
     "seed, in a list as Google says it": _refuse(
         "seed", [{"error": {"code": 400, "message": 'Unknown name "seed": Cannot find field.'}}], "sampling_changed",
@@ -295,7 +296,7 @@ REFUSED_FIELDS = {
         "stop", "Unsupported parameter: 'stop' is not supported with this model.", "sampling_changed",
         settings={"stop_texts": ("END",)},
     ),
-    "logprobs": _refuse("logprobs", "logprobs is not supported", "logprobs_dropped", settings=_ALL_LOGPROBS),
+    "logprobs": _refuse("logprobs", "Logprobs is not enabled for m", "logprobs_dropped", settings=_ALL_LOGPROBS),
     "logprobs, with the status 500": _refuse(
         "logprobs", "logprobs is not supported with logits_all=False", "logprobs_dropped", settings=_ALL_LOGPROBS,
         status=500,
@@ -303,9 +304,7 @@ REFUSED_FIELDS = {
     "return_token_ids": _refuse(
         "return_token_ids",
         {"message": "[{'type': 'extra_forbidden', 'loc': ('body', 'return_token_ids'), 'msg': 'Extra inputs'}]"},
-        "logprobs_dropped",
-        vllm=True,
-        settings=_ALL_LOGPROBS,
+        "logprobs_dropped", vllm=True, settings=_ALL_LOGPROBS,
     ),
 }  # fmt: skip
 
@@ -343,6 +342,7 @@ LENGTH_REFUSALS = {
     "LM Studio": (400, "Trying to keep the first 5000 tokens when context the overflows. ... context length"),
     "Groq": (413, "Request too large for model"),
     "TGI": (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097. Given: 6000"),
+    "TGI, for the prompt alone": (422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 1168"),
     "Cohere": (400, "total number of tokens (prompt and prediction) cannot exceed 4081"),
     "Anthropic": (400, "prompt is too long: 210000 tokens > 200000 maximum"),
     "max_tokens that is too large": (400, "max_tokens is too large: 1024. The maximum context length is 512 tokens"),

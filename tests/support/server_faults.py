@@ -66,7 +66,7 @@ OVERSIZED: dict[str, Fault] = {
 RETRIED_ERRORS: dict[str, Fault] = {
     str(status): make_error(status) for status in (408, 409, 429, 500, 502, 503, 504, 529)
 } | {
-    "502 with an HTML page": make_response("<html>Bad gateway</html>", 502),
+    "502 with an HTML page": make_response("<html>It took longer than 60 s</html>", 502),
     "500 with a body of 9 MB": make_response("x" * 9_000_000, 500),
 }
 """Errors that are retried."""

@@ -142,14 +142,14 @@ async def test_errors_of_the_model_are_policy_errors() -> None:
 async def test_an_interrupted_reply_is_requested_again_up_to_max_retries_and_a_cut_one_is_not(monkeypatch) -> None:
     monkeypatch.setattr("memagent_graph.policies.chat_model._FIRST_PAUSE_SECONDS", 0)
     interrupted_reply = AIMessage("half a te", response_metadata={"finish_reason": "error"})
-    refusal = AIMessage("", additional_kwargs={"refusal": "I cannot."})
+    refusals = [AIMessage("", additional_kwargs={"refusal": "I cannot."}), ValueError("400: Content Exists Risk")]
     cut_reasons = ({"stopReason": "max_tokens"}, {"incomplete_details": {"reason": "max_output_tokens"}})
-    ended_replies = [refusal, *(AIMessage("cut", response_metadata=reason) for reason in cut_reasons)]
+    ended_replies = [*refusals, *(AIMessage("cut", response_metadata=reason) for reason in cut_reasons)]
     replies = iter([interrupted_reply, AIMessage("whole"), *ended_replies, interrupted_reply, interrupted_reply])
-    policy = ChatModelPolicy(GenericFakeChatModel(messages=replies), max_retries=1)
+    policy = ChatModelPolicy(GenericFakeChatModel(messages=map(raise_or_return, replies)), max_retries=1)
     assert (await policy.complete(HELLO, SamplingParams())).retries == 1
     reasons = [(await policy.complete(HELLO, SamplingParams())).finish_reason for _ in ended_replies]
-    assert reasons == [FinishReason.REFUSED, FinishReason.LENGTH, FinishReason.LENGTH]
+    assert reasons == [FinishReason.REFUSED] * 2 + [FinishReason.LENGTH] * 2
     with pytest.raises(PolicyResponseError, match="still failed during a reply after 1 retry"):
         await policy.complete(HELLO, SamplingParams())
     with pytest.raises(MemAgentError, match="max_retries must be at least 0, got -1"):

@@ -11,7 +11,7 @@ from support.fake_server import FakeServer
 from support.programs import run_program
 
 from memagent_graph.cli.exit_codes import ExitCode
-from memagent_graph.errors import CheckpointError, MissingExtraError
+from memagent_graph.errors import CheckpointError, MemAgentError
 from memagent_graph.policies.scripted import ScriptedPolicy
 from memagent_graph.storage import checkpoints, database, database_writer
 
@@ -90,8 +90,9 @@ async def test_states_are_saved_in_batches_and_an_invalid_one_fails_no_other(tmp
 def test_postgresql_without_its_extra_is_refused_before_the_first_call(make_reader, monkeypatch) -> None:
     for name in ("psycopg", "memagent_graph.storage.postgres_saver"):
         monkeypatch.setitem(sys.modules, name, None)
-    reader = make_reader(ScriptedPolicy([]), checkpoints="postgresql://reader:secret@127.0.0.1:1/memagent")
-    with pytest.raises(MissingExtraError, match=r'extra "postgres".*pip install .*\[postgres\]') as error:
-        reader.read(TEXT, "When?")
-    assert "secret" not in str(error.value)
-    assert not reader.policy.prompts
+    missing_extra = r'extra "postgres".*pip install .*\[postgres\]'
+    for scheme, message in (("postgresql", missing_extra), ("postgresql+psycopg", "Use postgresql://")):
+        reader = make_reader(ScriptedPolicy([]), checkpoints=f"{scheme}://reader:secret@127.0.0.1:1/memagent")
+        with pytest.raises(MemAgentError, match=message) as error:
+            reader.read(TEXT, "When?")
+        assert "secret" not in str(error.value) and not reader.policy.prompts

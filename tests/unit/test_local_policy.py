@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +41,13 @@ def make_prompt(
     assert profile is not None
     chunk = "It rained all day and the river rose. " * filler + fact + " Then the sun came out." * filler
     return list(profile.prompts.messages("update", question, memory="", chunk=chunk))
+
+
+def copy_policy(folder: Path, **changes: Any) -> Path:
+    shutil.copytree(EMBEDDED_FOLDER, folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    return folder
 
 
 QUESTIONS = [f"What is the access code of the {name}?" for name in ("quiet falcon", "green otter", "old mill", "sea")]
@@ -82,8 +91,10 @@ async def test_ids_logprobs_and_text_agree(policy) -> None:
     assert reply_without_ids.text == completion.text
 
 
-async def test_a_request_gets_the_same_reply_in_a_batch_as_alone(policy) -> None:
-    prompts = [make_prompt(question, filler) for question in QUESTIONS[:2] for filler in (3, 30)]
+@pytest.mark.parametrize("changes", [{}, {"model_type": "mistral", "sliding_window": 128}], ids=["llama", "window"])
+async def test_a_request_gets_the_same_reply_in_a_batch_as_alone(changes, tmp_path) -> None:
+    policy = LocalPolicy(copy_policy(tmp_path / "policy", **changes))
+    prompts = [make_prompt(question, filler) for question in QUESTIONS[:2] for filler in (3, 12, 30)]
     single = [await policy.complete(prompt, GREEDY) for prompt in prompts]
     batched = await asyncio.gather(*(policy.complete(prompt, GREEDY) for prompt in prompts))
     for one, other in zip(single, batched, strict=True):
@@ -136,11 +147,8 @@ async def test_a_prompt_beyond_the_window_is_refused(policy) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("num_hidden_layers", 9), ("intermediate_size", 7)])
 def test_weights_of_another_architecture_are_an_error_and_print_nothing(tmp_path, capfd, field, value) -> None:
-    shutil.copytree(EMBEDDED_FOLDER, tmp_path / "policy")
-    config = tmp_path / "policy" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {field: value}))
     with pytest.raises(PolicyError, match=r"cannot be loaded.*config\.json, weights"):
-        LocalPolicy(tmp_path / "policy")
+        LocalPolicy(copy_policy(tmp_path / "policy", **{field: value}))
     assert capfd.readouterr() == ("", "")
 
 

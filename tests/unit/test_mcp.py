@@ -143,7 +143,7 @@ def run_http_server(*options: object) -> Iterator[tuple[str, Program]]:
         yield url[0], process
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) is not None
+        assert process.wait(15) is not None and "ClosedResourceError" not in process.stderr.read()
         process.stderr.close()
 
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from support.fake_server import HELLO, FakeServer
+from support.server_faults import make_error
 
 from memagent_graph import Completion, FinishReason, OpenAICompatiblePolicy, SamplingParams, ScriptedPolicy
 from memagent_graph.errors import PolicyAuthenticationError, PolicyError, PolicyRequestError, PolicyUnreachableError
@@ -59,16 +60,16 @@ async def test_the_errors_for_a_wrong_key_and_a_wrong_model_name_them() -> None:
 
 async def test_the_only_served_model_is_the_default_and_adapters_have_its_window() -> None:
     with FakeServer(make_script("x"), model="1") as server:
-        server.adapters = first, second = ["version-1", "a long name" * 99]
-        server.models = [{"id": 1, "max_model_len": 4096}, {"id": first, "parent": "1"}, {"id": second, "parent": 1}]
-        for name, expected_model in ((None, "1"), (first, first), (second, second)):
+        server.adapters = a, b = ["version-1", "a long name" * 99]
+        server.models = [{"id": 1, "max_model_len": 4096}, {"id": a, "parent": "1"}, {"id": f"models/{b}", "parent": 1}]
+        for name, expected_model in ((None, "1"), (a, a), (b, b)):
             policy = OpenAICompatiblePolicy(name, base_url=server.base_url)
             assert (await ask(policy)).model == policy.name == expected_model
             assert (await policy.describe()).context_window == 4096
             await policy.aclose()
-        server.models = {"data": [{"id": "one"}, {"id": [2]}]}
-        with pytest.raises(PolicyRequestError, match=r"serves one, \[2\]\. Choose one with model"):
-            await server.ask(model=None)
+        for server.models, names in (([{"id": "one"}, {"id": [2]}], r"one, \[2\]"), ({"data": None}, "no model")):
+            with pytest.raises(PolicyRequestError, match=rf"serves {names}\. Choose one with model"):
+                await server.ask(model=None)
 
 
 async def test_switching_the_model_changes_name_and_version_of_later_requests() -> None:
@@ -78,10 +79,9 @@ async def test_switching_the_model_changes_name_and_version_of_later_requests() 
         running_request = asyncio.create_task(ask(policy))
         await asyncio.sleep(0.1)
         policy.switch_model("version-2", "2")
-        old_reply, new_reply = await running_request, await ask(policy)
+        replies = await running_request, await ask(policy)
         await policy.aclose()
-    origins = [(reply.model, reply.policy_version) for reply in (old_reply, new_reply)]
-    assert origins == [("fake", "1"), ("version-2", "2")]
+    assert [(reply.model, reply.policy_version) for reply in replies] == [("fake", "1"), ("version-2", "2")]
     assert [request["model"] for request in server.requests] == ["fake", "version-2"]
 
 
@@ -99,12 +99,17 @@ async def test_the_document_key_is_sent_only_in_the_session_header() -> None:
 async def test_an_unreachable_server_and_a_timeout_have_different_errors() -> None:
     with FakeServer(make_script("late"), delay=1.0) as silent_server:
         silent_server.models = lambda: time.sleep(0.4)
-        with pytest.raises(PolicyUnreachableError, match="no connection to"):
-            await silent_server.ask(base_url="http://127.0.0.1:9/v1", max_retries=0)
-        with pytest.raises(PolicyUnreachableError, match=r"in time \(0\.2 s for a completion\)"):
-            await silent_server.ask(read_timeout=0.2, max_retries=0)
-        with pytest.raises(PolicyUnreachableError, match=r"in time\. "):
-            await silent_server.ask(model=None, connect_timeout=0.1, max_retries=0)
+        for message, options in {
+            "no connection to .* Check": {"base_url": "http://127.0.0.1:9/v1"},
+            "no connection to .* ca_file": {"base_url": silent_server.base_url.replace("http", "https")},
+            r"in time \(0\.2 s for a completion\)": {"read_timeout": 0.2},
+            r"in time\. ": {"model": None, "connect_timeout": 0.1},
+        }.items():
+            with pytest.raises(PolicyUnreachableError, match=message):
+                await silent_server.ask(**options, max_retries=0)
+        silent_server.models = make_error(503)
+        with pytest.raises(PolicyError, match="answered 503"):
+            await OpenAICompatiblePolicy("fake", base_url=silent_server.base_url, max_retries=0).describe()
 
 
 async def test_concurrent_requests_are_limited() -> None:

@@ -1,7 +1,6 @@
 """Profiles: budget, prompts, boundary, rule and strategy of a policy, named by the user for a policy server."""
 
-from __future__ import annotations
-
+import json
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -91,12 +90,8 @@ async def test_a_profile_may_not_name_a_strategy_that_reads_only_a_part(policy, 
 
 async def test_settings_have_priority_over_the_profile(policy, tmp_path: Path) -> None:
     profile = require_profile("embedded")
-    settings = {
-        "budget": replace(profile.budget, chunk_tokens=100),
-        "prompts": load_prompts(),
-        "boundary": "token",
-        "rules": UpdateRules(invented=UpdateRule.RETRY),
-    }
+    settings = {"budget": replace(profile.budget, chunk_tokens=100), "prompts": load_prompts(), "boundary": "token"}
+    settings["rules"] = UpdateRules(invented=UpdateRule.RETRY)
     with MemAgent(policy, profile="embedded", store=tmp_path, run_log=False, **settings) as reader:
         context = await reader.aprepare()
     assert context.budget.chunk_tokens == 100
@@ -138,6 +133,10 @@ def test_a_folder_without_a_profile_is_refused(tmp_path: Path) -> None:
         MemAgent(model="embedded", profile=tmp_path / "nowhere", store=tmp_path, run_log=False)
     with pytest.raises(ProfileError, match=r"has no memagent\.json"):
         require_profile(tmp_path)
+    for values in ({"temperature": -1}, {"top_p": 0}, {"temperature": float("nan")}, {"empty_memory": None}):
+        (tmp_path / "memagent.json").write_text(json.dumps(values))
+        with pytest.raises(ProfileError, match=r"memagent\.json cannot be parsed"):
+            require_profile(tmp_path)
 
 
 def test_a_profile_may_have_the_template_of_any_role(tmp_path, make_reader) -> None:
@@ -146,8 +145,8 @@ def test_a_profile_may_have_the_template_of_any_role(tmp_path, make_reader) -> N
     template += " Reply with yes or no"
     (tmp_path / "policy" / "templates" / "gate.txt").write_text(template)
     profile = require_profile(tmp_path / "policy")
-    save_profile(profile, tmp_path / "again")
-    assert require_profile(tmp_path / "again").prompts.wording == profile.prompts.wording
+    save_profile(replace(profile, prompts=replace(profile.prompts, empty_memory="")), tmp_path / "again")
+    assert require_profile(tmp_path / "again").prompts.wording == profile.prompts.wording | {"empty_memory": ""}
     policy = ScriptedPolicy(answer_perfectly)
     reader = make_reader(policy, strategy=EXAMPLE, profile=tmp_path / "policy", budget=None, prompts=None)
     text = make_document({0.3: "The key of harbor is 4711."}, words=600)

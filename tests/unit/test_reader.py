@@ -1,9 +1,9 @@
-from __future__ import annotations
-
 import asyncio
+import sys
 import threading
 from itertools import pairwise
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
@@ -112,17 +112,13 @@ def test_a_retried_update_is_sampled_with_another_seed_and_becomes_the_memory(ma
 
 @pytest.mark.parametrize(
     ("limits", "reason"),
-    [
-        (Limits(max_tokens_total=600), StopReason.MAX_TOKENS),
-        (Limits(max_seconds=0.5), StopReason.MAX_SECONDS),
-    ],
+    [(Limits(max_tokens_total=600), StopReason.MAX_TOKENS), (Limits(max_seconds=0.5), StopReason.MAX_SECONDS)],
 )
 def test_a_read_that_a_limit_stopped_can_be_resumed(make_reader, tmp_path, limits, reason) -> None:
     policy = ScriptedPolicy(read_perfectly, delay=0.1 if limits.max_seconds else 0)
     reader = make_reader(policy, checkpoints=tmp_path / "checkpoints.sqlite")
     partial_result = reader.read(TEXT, QUESTION, run_id="r", limits=limits)
-    assert partial_result.stop_reason is reason
-    assert partial_result.answer is None
+    assert (partial_result.stop_reason, partial_result.answer) == (reason, None)
     assert 0 < partial_result.chunks_read < 20
     if limits.max_tokens_total:
         token_counts = [update.prompt_tokens + update.completion_tokens for update in partial_result.updates]
@@ -161,8 +157,10 @@ def test_a_chunk_that_cannot_be_read_leaves_the_memory_before_it(make_reader, tm
     assert len(policy.prompts) == result.chunks_read + 1
 
 
-def test_invalid_edits_and_unknown_runs_are_refused(make_reader, tmp_path) -> None:
+def test_invalid_edits_unknown_runs_and_mappings_as_documents_are_refused(make_reader, tmp_path) -> None:
     reader = make_reader(checkpoints=tmp_path / "c.sqlite")
+    with pytest.raises(DocumentError, match=r"Pass a pathlib\.Path, text"):
+        reader.read({"a": 1}, "x")
     reader.read(TEXT, QUESTION, run_id="r", limits=Limits(max_chunks=2))
     with pytest.raises(RunError, match="has not read chunk 2; it has read 2"):
         reader.edit_memory("r", 2, "x")
@@ -220,7 +218,7 @@ async def test_concurrent_first_reads_share_one_connection_to_the_checkpoints(
     assert len(paths) == 1
 
 
-async def test_closing_a_reader_closes_only_a_log_that_it_opened(make_reader, tmp_path) -> None:
+async def test_only_the_reader_that_opened_a_log_closes_it_and_a_copy_closes_no_policy(make_reader, tmp_path) -> None:
     def count_writers() -> int:
         return sum(thread.name == "memagent-writer" for thread in threading.enumerate())
 
@@ -232,9 +230,13 @@ async def test_closing_a_reader_closes_only_a_log_that_it_opened(make_reader, tm
     await reader.aread(TEXT, QUESTION)
     await reader.aclose()
     assert RunLog(tmp_path / "own.sqlite").counts()[0] == 2
-    shared_log = RunLog(tmp_path / "shared.sqlite")
+    shared_log, close_policy = RunLog(tmp_path / "shared.sqlite"), AsyncMock()
     async with make_reader(run_log=shared_log) as reader:
-        await reader.aread(TEXT, QUESTION)
+        reader.policy.aclose = close_policy
+        async with reader.copy() as reader_copy:
+            await reader_copy.aread(TEXT, QUESTION)
+        close_policy.assert_not_awaited()
+    close_policy.assert_awaited_once()
     assert count_writers() == other_writers + 1
     shared_log.close()
 
@@ -250,11 +252,9 @@ def test_a_synchronous_stream_within_a_read_is_refused(make_reader) -> None:
     agent = make_reader(ScriptedPolicy(lambda _: next(agent.stream(TEXT, QUESTION))))
     with pytest.raises(RuntimeError, match="a synchronous call was made on the background loop"):
         agent.read(TEXT, QUESTION)
-
-
-def test_a_mapping_is_refused_as_a_document(make_reader) -> None:
-    with pytest.raises(DocumentError, match=r"Pass a pathlib\.Path, text"):
-        make_reader().read({"a": 1}, "x")
+    with pytest.raises(SystemExit):
+        make_reader(ScriptedPolicy(sys.exit)).read(TEXT, QUESTION)
+    assert make_reader().read(TEXT, QUESTION).answer == "4711", "the loop of synchronous calls goes on"
 
 
 async def test_a_read_reports_to_the_callbacks_of_its_config(make_reader) -> None:
@@ -274,7 +274,7 @@ async def test_a_read_reports_to_the_callbacks_of_its_config(make_reader) -> Non
     assert names.count("lease 7") == 2
 
 
-@pytest.mark.parametrize("name", ["page", "temperature"])
+@pytest.mark.parametrize("name", ["page", "temperature", "limits"])
 def test_an_unknown_option_of_a_read_is_refused(make_reader, name) -> None:
-    with pytest.raises(MemAgentError, match=rf"no option '{name}'\. (Did you mean pages|A read takes .*MemAgent)"):
+    with pytest.raises(MemAgentError, match=rf"no option '{name}'\. (Did you mean pages|A read takes .*Agent)|Limits"):
         make_reader().read("The key of harbor is 4711.", "What is the key of harbor?", **{name: "5"})

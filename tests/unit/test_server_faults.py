@@ -37,8 +37,7 @@ async def test_temporary_faults_are_retried_and_then_become_an_error(name) -> No
         assert len(server.requests) == RETRIES + 1
         completion = await server.ask(max_retries=RETRIES)
     assert (completion.text, completion.retries) == ("at last", RETRIES)
-    assert error.value.hint
-    assert len(str(error.value)) < 1200
+    assert error.value.hint and len(str(error.value)) < 1200
     if name in RETRIED_ERRORS:
         assert isinstance(error.value, PolicyOverloadedError)
         assert ("it broke" in str(error.value)) is name.isdigit(), "the error has the server's message"
@@ -54,8 +53,7 @@ async def test_permanent_faults_are_not_retried(name) -> None:
         pytest.raises((PolicyRequestError, PolicyResponseError, PolicyAuthenticationError)) as error,
     ):
         await server.ask(max_retries=RETRIES)
-    assert error.value.hint
-    assert len(server.requests) == (6 if name == "307 to itself" else 1)
+    assert error.value.hint and len(server.requests) == (6 if name == "307 to itself" else 1)
     if "another" in name:
         assert f"redirects to another server, {OTHER_SERVER}; the request was not sent there" in error.value.message
         assert error.value.hint.endswith("--base-url http://elsewhere.example:8000/v1")

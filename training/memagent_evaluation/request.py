@@ -124,6 +124,8 @@ async def _plan_evaluation(
             "at temperature 0 all samples of an answer are alike", hint="Set a --temperature, or leave out --repeats."
         )
     identities = [(name, await load_system(name, reader).compute_identity()) for name in systems]
+    if version := getattr(context.policy, "policy_version", ""):
+        identities.append(("weights", version))
     task_settings = TaskSettings(
         context.tokenizer,
         options.seed,

@@ -170,7 +170,8 @@ class EvaluationPlan:
     data: tuple[tuple[str, str], ...] = ()
     """For each task that reads data files, its name and a description of the files, which must not change."""
     identities: tuple[tuple[str, str], ...] = ()
-    """For each system, its name and identity (`ReaderSystem.compute_identity`), which must not change."""
+    """For each system, its name and identity (`ReaderSystem.compute_identity`), and for a policy in this process
+    "weights" and their version; they must not change."""
     repeats: int = 1
     """The number of times that each system is asked each question."""
 

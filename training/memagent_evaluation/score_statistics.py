@@ -74,12 +74,7 @@ def compute_wilson_interval(successes: float, n: int) -> Estimate:
 
     `successes` may be a sum of fractional scores. They vary at most as much as scores of 0 and 1 with the same mean, so
     the interval is then wider than necessary.
-
-    Raises:
-        EvaluationError: n is below 1, or successes are not between 0 and n.
     """
-    if n < 1 or not 0 <= successes <= n:
-        raise EvaluationError(f"successes must be between 0 and n, got {successes} of {n}", hint="Pass an n above 0.")
     z, proportion = _NORMAL_QUANTILE, successes / n
     centre = (proportion + z * z / (2 * n)) / (1 + z * z / n)
     half_width = z / (1 + z * z / n) * math.sqrt(proportion * (1 - proportion) / n + z * z / (4 * n * n))

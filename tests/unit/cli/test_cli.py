@@ -212,7 +212,7 @@ def test_doctor_reports_what_a_server_lacks(server) -> None:
         result = memagent("doctor", "--base-url", server.base_url, "--tokenizer", "embedded", "--json")
         return {check["subject"]: check["status"] for check in json.loads(result.stdout)["checks"]}
 
-    server.respond, server.vllm = lambda body, number: "fine", True
+    server.respond, server.vllm = lambda body, number: "fine" if server.vllm or "logprobs" not in body else {}, True
     subjects = ("server", "model", "window", "budget", "completion", "token ids", "tokenizer", "longest prompt")
     assert get_statuses() == dict.fromkeys(subjects, "ok")
     server.vllm, server.window, server.count_tokens = False, None, lambda text: len(text.split())

@@ -47,14 +47,8 @@ def test_task_gives_samples_with_needle_depths_and_refuses_bad_lengths(name):
     assert (sample.length, sample.index) == (3000, 5)
     assert {needle.gold for needle in sample.needles} >= set(sample.gold) or name == "english_absent"
     assert all(text[round(needle.depth * len(text)) :].startswith(needle.text) for needle in sample.needles)
-    for length, index, message in (
-        (0, 0, "Lengths are tokens, at least 1"),
-        (-5, 0, "Lengths are tokens, at least 1"),
-        (3000, -1, "counted from 0"),
-        (30, 0, f"30 tokens is too small for {name}. Ask for at least"),
-    ):
-        with pytest.raises(EvaluationError, match=message):
-            task.sample(length, index)
+    with pytest.raises(EvaluationError, match=rf"30 tokens is too small for {name}\. Ask for at least"):
+        task.sample(30, 0)
 
 
 def test_unknown_task_error_has_suggestions():
@@ -83,7 +77,6 @@ def test_unknown_task_error_has_suggestions():
         ("english_list", {"questions_per_document": 60}, "has no 60 questions on one document"),
         ("vt", {"questions_per_document": 2}, "vt has one question on each document"),
         ("fwe", {"questions_per_document": 2}, "fwe has one question on each document"),
-        ("niah_single_1", {"questions_per_document": 0}, "cannot have 0 questions"),
         ("niah_multiquery", {"questions_per_document": 400, "small": True}, "more keys than the small variant has"),
     ],
 )

@@ -76,18 +76,18 @@ def test_commands_in_the_docs_and_the_container_file_start_the_server(serve_call
 @pytest.mark.parametrize(("options", "message"), [
     ({"host": "0.0.0.0"}, "there are no keys"), ({"host": "192.168.1.7"}, "there are no keys"),
     ({"host": "0.0.0.0", "without_keys": True}, "server_name"), ({"host": "::", "without_keys": True}, "server_name"),
-    ({"host": "0.0.0.0", "server_name": ["me"]}, "there are no keys"),
+    ({"host": "0.0.0.0", "server_name": ["me"]}, "there are no keys"), ({"server_name": ["a.b:80"]}, "and a port"),
 ])  # fmt: skip
 def test_public_address_without_keys_and_names_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MemAgentError, match=message):
         Serve(**options).make_serve_settings()
     names = Serve(**{**options, "server_name": ["me"], "without_keys": True}).make_serve_settings().names
-    assert {"me"} <= set(names) <= {"me", "192.168.1.7"}
+    assert {"me"} <= set(names) <= {"me", "192.168.1.7", "127.0.0.1"}
 
 
 def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys_path = tmp_path / "keys.toml"
-    keys_path.write_text(f'alice = "{KEY}"\n[bob]\nkey = "{OTHER_KEY}"\nmax_tokens = 1000\nmax_seconds = 2.5\n')
+    keys_path.write_text(f'alice = "{KEY}"\n[bob]\nkey = "{OTHER_KEY}"\nmax_tokens=1000\nmax_seconds=2.5', "utf-8-sig")
     monkeypatch.setenv("MEMAGENT_KEYS", "carol:the-key-of-carol-here")
     keys = Serve(keys=keys_path, host="0.0.0.0", server_name=["me"]).make_serve_settings().keys
     assert keys.find_owner(f"Bearer {KEY}") == Owner("alice")

@@ -161,17 +161,20 @@ def reward_or_none(run: TrainingRun) -> float | None:
     return None if run.question.endswith("1?") else 1.0
 
 
-def reward_or_nan(run: TrainingRun) -> float:
-    return float("nan") if run.question.endswith("1?") else 1.0
+def reward_or_nan(run: TrainingRun, bad_value: Any = float("nan")) -> float:
+    return bad_value if run.question.endswith("1?") else 1.0
+
+
+def reward_or_list(run: TrainingRun) -> float:
+    return reward_or_nan(run, [1.0])
 
 
 @pytest.mark.parametrize(
-    ("reward", "message"),
-    [(reward_or_none, "'reward_or_none' returned no reward"), (reward_or_nan, "the reward 'reward_or_nan' is nan")],
+    ("reward", "message"), [(reward_or_none, "no reward"), (reward_or_nan, "is nan"), (reward_or_list, r"is \(1\.0,\)")]
 )
-async def test_missing_or_nan_reward_is_an_error_with_its_run(reward: Any, message: str, tmp_path: Path) -> None:
+async def test_missing_or_wrong_reward_is_an_error_with_its_run(reward: Any, message: str, tmp_path: Path) -> None:
     """Once, a bad group was left out silently, and the mean reward was that of the others."""
-    with pytest.raises(TrainingError, match=message) as error:
+    with pytest.raises(TrainingError, match=f"the reward '{reward.__name__}' .*{message}") as error:
         await run_collection(make_reader(tmp_path, answer_half), 3, reward=reward)
     assert error.value.run_id == "x-1-0"
 

@@ -37,7 +37,7 @@ def make_batch(layout: str) -> MicroBatch:
     for _ in range(6):
         own_ids = [rng.randrange(1000) for _ in range(rng.randint(64, 96))]
         rows.append(IdRow((*shared_ids, *own_ids), (5,) * rng.randint(32, 64)))
-    return lay_out(rows, layout, pad_id=0)
+    return lay_out(rows, layout)
 
 
 def measure_peak_bytes(run_step: Callable[[], None]) -> int:

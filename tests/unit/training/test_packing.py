@@ -24,6 +24,7 @@ from memagent_training.algorithm.planner import Layout, plan_step  # noqa: E402
 from memagent_training.forward import scoring  # noqa: E402
 from memagent_training.forward.layouts import IdRow, lay_out, lay_out_as_tree, lay_out_in_sequence  # noqa: E402
 from memagent_training.forward.scoring import score_completions  # noqa: E402
+from memagent_training.training_errors import TrainingError  # noqa: E402
 
 LAYOUTS = ("padded", "packed", "prefix_tree")
 VOCABULARY = 64
@@ -101,7 +102,7 @@ def test_every_layout_equals_scoring_rows_separately(family: str, layout: str) -
     architecture, options = FAMILIES[family]
     model = make_model(architecture, **options)
     expected, _ = score_rows_separately(model, ROWS)
-    scores = score_completions(model, lay_out(ROWS, layout, pad_id=0))
+    scores = score_completions(model, lay_out(ROWS, layout))
     for row, logprobs_T in zip(ROWS, scores.logprobs_BT, strict=True):
         assert not logprobs_T[len(row.completion_ids_T) :].any()
     torch.testing.assert_close(scores.logprobs_BT, expected, rtol=0, atol=1e-12)
@@ -113,14 +114,14 @@ def test_every_layout_equals_scoring_rows_separately(family: str, layout: str) -
 def test_padded_layout_works_with_eager_attention() -> None:
     model = make_model("Qwen2", dtype=torch.float32, attn_implementation="eager")
     expected, _ = score_rows_separately(model, ROWS)
-    scores = score_completions(model, lay_out(ROWS, "padded", pad_id=0))
+    scores = score_completions(model, lay_out(ROWS, "padded"))
     torch.testing.assert_close(scores.logprobs_BT, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_entropies_are_after_temperature_and_differentiable(llama: Any, layout: str) -> None:
     expected_logprobs, expected = score_rows_separately(llama, ROWS, temperature=0.7)
-    batch = lay_out(ROWS, layout, pad_id=0)
+    batch = lay_out(ROWS, layout)
     scores = score_completions(llama, batch, temperature=0.7, with_entropy=True, entropy_gradient=True)
     torch.testing.assert_close(scores.logprobs_BT, expected_logprobs, rtol=0, atol=1e-12)
     torch.testing.assert_close(scores.entropies_BT, expected, rtol=0, atol=1e-12)
@@ -135,7 +136,7 @@ def test_entropies_are_after_temperature_and_differentiable(llama: Any, layout: 
 def test_size_of_logit_chunks_does_not_change_results(
     llama: Any, layout: str, logits_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = lay_out(ROWS, layout, pad_id=0)
+    batch = lay_out(ROWS, layout)
     expected = score_completions(llama, batch)
     chunk_sizes: list[int] = []
     forward = llama.lm_head.forward
@@ -162,7 +163,7 @@ def test_gradient_checkpointing_keeps_results(layout: str, reentrant: bool, monk
     """Micro-batches that are alive at once keep their own masks."""
     monkeypatch.setattr(scoring, "LOGITS_CHUNK", 4)
     model = make_model()
-    batches = [lay_out(rows, layout, pad_id=0) for rows in (ROWS, ROWS[3:])]
+    batches = [lay_out(rows, layout) for rows in (ROWS, ROWS[3:])]
 
     def score_batches() -> list[Any]:
         return [score_completions(model, batch).logprobs_BT for batch in batches]
@@ -182,7 +183,7 @@ def test_gradient_checkpointing_keeps_results(layout: str, reentrant: bool, monk
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_without_completions_still_have_gradients(llama: Any, layout: str) -> None:
     """All ranks must take equal steps, even those without learned tokens."""
-    scores = score_completions(llama, lay_out([IdRow([3], []), IdRow([3, 4], [])], layout, pad_id=0), with_entropy=True)
+    scores = score_completions(llama, lay_out([IdRow([3], []), IdRow([3, 4], [])], layout), with_entropy=True)
     assert scores.logprobs_BT.shape == (2, 0)
     assert scores.logprobs_BT.requires_grad
     zero_gradients = compute_gradients(llama, scores.logprobs_BT.sum() + scores.entropies_BT.sum())
@@ -202,7 +203,7 @@ def test_wrapper_that_rounds_logits_does_not_round_log_probs(layout: str) -> Non
         return output
 
     model.register_forward_hook(round_logits)
-    scores = score_completions(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+    scores = score_completions(model, lay_out(ROWS, layout)).logprobs_BT
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
     assert_same_gradients(expected_gradients, compute_gradients(model, (scores * weights).sum()), 1e-12)
 
@@ -214,16 +215,16 @@ def test_logit_scaling_is_detected_once_even_without_scored_tokens(layout: str) 
     model = make_model("Granite", **SCALED_LOGITS)
     model.register_forward_hook(lambda *_: forwards.append(1))
     for expected_forwards in (2, 3):
-        score_completions(model, lay_out([IdRow([0], [])], layout, pad_id=0))
+        score_completions(model, lay_out([IdRow([0], [])], layout))
         assert len(forwards) == expected_forwards
 
 
 def test_scoring_leaves_the_model_unchanged(llama: Any) -> None:
     tokens = torch.tensor([SECTION])
     logits_before = llama(input_ids=tokens).logits
-    score_completions(llama, lay_out(ROWS, "prefix_tree", pad_id=0))
+    score_completions(llama, lay_out(ROWS, "prefix_tree"))
     with pytest.raises(IndexError):
-        score_completions(llama, lay_out([IdRow([VOCABULARY + 1], [1])], "packed", pad_id=0))
+        score_completions(llama, lay_out([IdRow([VOCABULARY + 1], [1])], "packed"))
     assert torch.equal(llama(input_ids=tokens).logits, logits_before)
 
 
@@ -259,7 +260,7 @@ def count_distinct_prefixes(rows: Sequence[IdRow], *, completions_alone: bool = 
 @given(rows=rows_with_shared_prefixes)
 def test_tree_forwards_each_prefix_once_and_packing_each_token(rows: list[IdRow]) -> None:
     tokens = sum(len(row.prompt_ids_P) + len(row.completion_ids_T) for row in rows)
-    tree, packed, padded = (lay_out(rows, layout, pad_id=0) for layout in ("prefix_tree", "packed", "padded"))
+    tree, packed, padded = (lay_out(rows, layout) for layout in ("prefix_tree", "packed", "padded"))
     assert tree.input_ids_SN.numel() == count_distinct_prefixes(rows)
     assert len(tree.scored_ids_C) == count_distinct_prefixes(rows, completions_alone=True)
     assert packed.input_ids_SN.numel() == tokens
@@ -300,7 +301,7 @@ def test_splitting_padding_and_ranks_do_not_change_gradients(
     sums = []
     for micro_batch in itertools.chain(*plan.micro_batches):
         rows_of_batch = [conversations[number] for number in micro_batch.rows]
-        batch = lay_out([*rows_of_batch, *[padding_row] * micro_batch.padding_row_count], layout, pad_id=0)
+        batch = lay_out([*rows_of_batch, *[padding_row] * micro_batch.padding_row_count], layout)
         assert batch.input_ids_SN.numel() == micro_batch.tokens
         weights = torch.tensor([*(number + 1.0 for number in micro_batch.rows), *[0.0] * micro_batch.padding_row_count])
         sums.append((score_completions(llama, batch).logprobs_BT * weights[:, None]).sum())
@@ -314,8 +315,8 @@ def test_splitting_padding_and_ranks_do_not_change_gradients(
 
 def test_tree_layout_refuses_a_sliding_window() -> None:
     window_model = make_model("Mistral", sliding_window=8)
-    with pytest.raises(ValueError, match="26 tokens is longer than the model's attention window of 8"):
-        score_completions(window_model, lay_out(ROWS, "prefix_tree", pad_id=0))
+    with pytest.raises(TrainingError, match="26 tokens is longer than the model's attention window of 8"):
+        score_completions(window_model, lay_out(ROWS, "prefix_tree"))
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -323,24 +324,24 @@ def test_other_layouts_keep_a_sliding_window(layout: str) -> None:
     model = make_model("Mistral", sliding_window=8)
     expected, _ = score_rows_separately(model, ROWS)
     assert (expected - score_rows_separately(make_model("Mistral", sliding_window=None), ROWS)[0]).abs().max() > 0.01
-    scores = score_completions(model, lay_out(ROWS, layout, pad_id=0)).logprobs_BT
+    scores = score_completions(model, lay_out(ROWS, layout)).logprobs_BT
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
 
 
 def test_tree_layout_refuses_flash_attention() -> None:
     flash_model = make_model()
     flash_model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ValueError, match="takes no 4-D mask: load the model with sdpa"):
-        score_completions(flash_model, lay_out(ROWS, "prefix_tree", pad_id=0))
+    with pytest.raises(TrainingError, match="takes no 4-D mask: use --set layout=packed"):
+        score_completions(flash_model, lay_out(ROWS, "prefix_tree"))
 
 
 @pytest.mark.parametrize("layout", ["packed", "prefix_tree"])
 def test_packed_layouts_refuse_models_without_row_separation(layout: str) -> None:
-    batch = lay_out(ROWS, layout, pad_id=0)
+    batch = lay_out(ROWS, layout)
     eager_model = make_model("Gemma2", attn_implementation="eager", head_dim=8)  # it caps attention scores
-    with pytest.raises(ValueError, match="eager attention cannot tell the rows apart: load the model with sdpa"):
+    with pytest.raises(TrainingError, match="eager attention cannot tell the rows apart: use --set layout=padded"):
         score_completions(eager_model, batch)
     recurrent_model = make_model()
     recurrent_model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ValueError, match=f"the {layout} layout does not work with layers of .*: use the padded layout"):
+    with pytest.raises(TrainingError, match=f"the {layout} layout does not work with layers of .*layout=padded"):
         score_completions(recurrent_model, batch)

@@ -459,8 +459,9 @@ def test_runs_whose_computed_reward_is_nan_or_none_are_refused(log) -> None:
         assert load_refusals(log, reward=lambda run, value=value: value) == {Refusal.NON_FINITE_REWARD: ("a",)}
     assert load_refusals(log, reward=lambda run: None) == {Refusal.NO_REWARD: ("a",)}
     assert load_refusals(log, term_rewards={"step": lambda run: [float("nan")]}) == {Refusal.NON_FINITE_REWARD: ("a",)}
-    with pytest.raises(RewardError, match="the reward 'outcome' failed: KeyError: 'x'"):
-        load_refusals(log, reward=lambda run: {}["x"])
+    for reward in (lambda run: {}["x"], lambda run: [0.5, None], lambda run: {"x": 0.5}):
+        with pytest.raises(RewardError, match=r"the reward 'outcome' failed: (Key|Type|Value)Error: .+"):
+            load_refusals(log, reward=reward)
     assert load_refusals(log, term_rewards={"step": LoggedStepReward("step")}) == {Refusal.NO_REWARD: ("a",)}
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import write_tables
@@ -41,6 +42,7 @@ def test_loop_runs_in_process_with_temperature_and_several_rewards(tmp_path, mon
         return groups
 
     monkeypatch.setattr(Collector, "_load", load_and_record)
+    monkeypatch.setattr("memagent_training.rl.policy_serving.LocalPolicy", load_policy := Mock(wraps=LocalPolicy))
     job = make_job(
         tmp_path / "rl", engine=Engine.LOCAL, iterations=2, preset="memagent-paper", temperature=1.3, lengths=(300,),
         collect_settings=CollectSettings(rollouts=3, groups=2, max_questions=2, concurrency=16),
@@ -49,6 +51,7 @@ def test_loop_runs_in_process_with_temperature_and_several_rewards(tmp_path, mon
     )  # fmt: skip
     recorder = StatusRecorder()
     assert run(job, recorder).steps == 2
+    assert [call.args[0].name for call in load_policy.call_args_list] == ["0", "1", "2"]  # the base may be on the hub
     assert rollouts and all(set(rollout.term_rewards) == {"evidence_f2", "format"} for rollout in rollouts)
     assert [(iteration, phase.value) for iteration, phase in recorder.phases] == [
         (0, "sync"), (0, "measure"), (0, "collect"), (0, "train"),

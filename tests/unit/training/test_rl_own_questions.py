@@ -191,7 +191,8 @@ def test_custom_code_of_a_model_folder_is_not_run(tmp_path: Path, monkeypatch: p
 
 
 def test_questions_answered_without_the_document_are_left_out(tmp_path: Path) -> None:
-    rows = [*make_rows(7)[:6], make_rows(7)[6] | {"question": "What is two and two?", "answers": ["none"]}]
+    asked_rows = [*make_rows(5), make_rows(6)[5] | {"question": "What is two and two?"}]
+    rows = [*asked_rows, make_rows(7)[6] | {"question": "What is two and two?", "answers": ["none"]}]
     data, results = write_rows(tmp_path / "mine.jsonl", rows), tmp_path / "without"
     with pytest.raises(MemAgentError, match=r"no results in .*without"):
         prepare_loop(tmp_path, rows, drop_answered_without=results)
@@ -201,8 +202,10 @@ def test_questions_answered_without_the_document_are_left_out(tmp_path: Path) ->
         if system == "full_context":
             with pytest.raises(MemAgentError, match=r"no answers without the document.*systems no_document"):
                 prepare_loop(tmp_path, rows, drop_answered_without=results)
+    other_format = CliRunner().invoke(app, [*command, "no_document", "--resume", "--dtype", "bfloat16"])
+    assert "identities.weights is" in other_format.stderr
     loop = prepare_loop(tmp_path, rows, drop_answered_without=results)
     samples = [*loop.curriculum.draw_questions(0, 0), *loop.curriculum.list_held_out_samples(loop.job.lengths[0], 100)]
-    assert {sample.question for sample in samples} == {row["question"] for row in make_rows(6)}
-    whole_loop = prepare_loop(tmp_path, rows)
-    assert loop.decisive_inputs["loop"]["questions"] != whole_loop.decisive_inputs["loop"]["questions"]
+    questions = {(sample.question, *sample.gold) for sample in samples}
+    assert questions == {(row["question"], *row["answers"]) for row in asked_rows}
+    assert loop.decisive_inputs["loop"]["questions"] != prepare_loop(tmp_path, rows).curriculum.split.fingerprint

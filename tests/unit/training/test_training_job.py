@@ -257,12 +257,12 @@ def test_settings_are_parsed_by_their_declared_types() -> None:
     texts = [
         "groups_per_step=4", "learning_rate=1e-5", "divide_by_std=yes", "delta=none", "layout=packed", "max_steps=-1",
         "report_to=none", "lr_scheduler_type=linear", 'model_init_kwargs={"dtype": "bfloat16"}', "importance_cap=2",
-        "bf16=false", "warmup_steps=0.1",
+        "bf16=false", "warmup_steps=0.1", 'lr_scheduler_kwargs={"min_lr": 1e-7}',
     ]  # fmt: skip
     assert parse_settings(texts) == {
         "groups_per_step": 4, "learning_rate": 1e-5, "divide_by_std": True, "delta": None, "layout": "packed",
         "max_steps": -1, "report_to": "none", "lr_scheduler_type": "linear", "importance_cap": 2.0, "bf16": False,
-        "model_init_kwargs": {"dtype": "bfloat16"}, "warmup_steps": 0.1,
+        "model_init_kwargs": {"dtype": "bfloat16"}, "warmup_steps": 0.1, "lr_scheduler_kwargs": {"min_lr": 1e-7},
     }  # fmt: skip
 
 

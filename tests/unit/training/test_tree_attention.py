@@ -19,15 +19,10 @@ from torch.nn import functional  # noqa: E402
 from torch.nn.attention import flex_attention  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from memagent_training.forward.layouts import (  # noqa: E402
-    IdRow,
-    Trie,
-    lay_out,
-    lay_out_as_tree,
-    lay_out_in_sequence,
-)
+from memagent_training.forward.layouts import IdRow, Trie, lay_out, lay_out_as_tree, lay_out_in_sequence  # noqa: E402
 from memagent_training.forward.scoring import score_completions  # noqa: E402
 from memagent_training.forward.tree_attention import NodeMask  # noqa: E402
+from memagent_training.training_errors import TrainingError  # noqa: E402
 
 HEADS, WIDTH = 2, 4
 
@@ -163,7 +158,7 @@ class LargestTensor(TorchDispatchMode):
 def test_no_tensor_grows_with_the_square_of_the_tokens(layout: str) -> None:
     model = make_small_qwen()
     rows = [row for start in range(20) for row in make_rows([*SECTION[start:], *SECTION], start)]
-    batch = lay_out(rows, layout, pad_id=0)
+    batch = lay_out(rows, layout)
     with LargestTensor() as largest:
         score_completions(model, batch).logprobs_BT.sum().backward()
     tokens = batch.input_ids_SN.numel()
@@ -189,7 +184,7 @@ def test_node_mask_refuses_tensor_operations() -> None:
         lambda: ~mask,
         mask.tolist,
     ):
-        with pytest.raises(ValueError, match=r"does not pass its mask to SDPA.*: use the padded layout"):
+        with pytest.raises(TrainingError, match=r"does not pass its mask to SDPA.*: use --set layout=padded"):
             operation()
 
 
@@ -197,10 +192,10 @@ def test_more_keys_than_tokens_are_refused() -> None:
     query, key, value = make_qkv(BRANCHES)
     longer_tensors = [torch.cat([tensor[:, :, :2], tensor], dim=2) for tensor in (key, value)]
     tokens = len(BRANCHES.ids)
-    with pytest.raises(ValueError, match=f"{tokens} queries and {tokens + 2} keys for {tokens} tokens"):
+    with pytest.raises(TrainingError, match=f"{tokens} queries and {tokens + 2} keys for {tokens} tokens"):
         attend_by_nodes(query, *longer_tensors)
 
 
 def test_dropout_is_refused() -> None:
-    with pytest.raises(ValueError, match="set attention_dropout to 0 in its config, or use the padded layout"):
+    with pytest.raises(TrainingError, match="set attention_dropout to 0 in its config, or use --set layout=padded"):
         functional.scaled_dot_product_attention(*make_qkv(BRANCHES), attn_mask=NodeMask(BRANCHES.nodes), dropout_p=0.3)

@@ -68,10 +68,6 @@ def load_task(name: str, settings: TaskSettings) -> Task:
             task cannot have several questions on a document.
         MissingExtraError: the task needs an extra that is not installed.
     """
-    if settings.questions_per_document < 1:
-        raise EvaluationError(
-            f"a document cannot have {settings.questions_per_document} questions", hint="Ask for 1, or for more."
-        )
     task = _load(name, settings)
     if settings.questions_per_document > 1 and not getattr(task, "shares_documents", False):
         raise EvaluationError(

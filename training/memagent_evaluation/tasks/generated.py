@@ -56,15 +56,7 @@ class GeneratedTask(ABC):
         """Return the `index`-th sample of a length. Raises EvaluationError where there is none."""
 
     def make_sample_rng(self, length: int, index: int, *purpose: str | int) -> random.Random:
-        """Return a generator that is the same for equal seed, task, length, index and purpose, in any process.
-
-        Raises:
-            EvaluationError: the length is below 1, or the index below 0.
-        """
-        if index < 0:
-            raise EvaluationError(f"{self.name} has no sample {index}", hint="Samples are counted from 0.")
-        if length < 1:
-            raise EvaluationError(f"{self.name} has no length {length}", hint=f"Lengths are {self.unit}, at least 1.")
+        """Return a generator that is the same for equal seed, task, length, index and purpose, in any process."""
         return make_rng(self.settings, self.name, length, index, *purpose)
 
     def compute_document_budget(self, length: int, question: str) -> int:

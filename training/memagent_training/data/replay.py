@@ -379,18 +379,15 @@ def _make_rollout(
         if value is None:
             details[f"{name}: {explain_unknown(reward_function, run)}"] += 1
             return Refusal.NO_REWARD
-        if getattr(value, "ndim", None) == 0:  # an array or tensor of one number
-            value = float(value)
-        values = tuple(value) if isinstance(value, Iterable) else (value,)
-        if not all(abs(number) <= MAX_REWARD for number in values):
+        if not all(abs(number) <= MAX_REWARD for number in (value if isinstance(value, tuple) else (value,))):
             return Refusal.NON_FINITE_REWARD
-        if not isinstance(value, Iterable):
-            rewards[name] = float(value)
-        elif len(values) == len(run.conversations_K):
-            rewards[name] = tuple(compress(map(float, values), run.sampled_mask))
+        if not isinstance(value, tuple):
+            rewards[name] = value
+        elif len(value) == len(run.conversations_K):
+            rewards[name] = tuple(compress(value, run.sampled_mask))
         else:
             raise RewardError(
-                f"the reward {name!r} has {len(values)} values for {len(run.conversations_K)} conversations",
+                f"the reward {name!r} has {len(value)} values for {len(run.conversations_K)} conversations",
                 hint="Return one for each of run.conversations_K.",
                 run_id=run.run_id,
             )

@@ -13,13 +13,12 @@ The functions in this module only look up logged values; the others are in `mema
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from memagent_graph.errors import MemAgentError
-from memagent_training.data.rollouts import MAX_REWARD
+from memagent_training.data.rollouts import RewardValue
 from memagent_training.data.training_runs import TrainingRun
 from memagent_training.training_errors import RewardError
 
@@ -88,42 +87,29 @@ def _find_newest_values(run: TrainingRun, name: str | None, source: str | None =
     return {reward.conversation: reward.value for reward in rewards}
 
 
-def call_reward_function(function: RewardFunction | StepRewardFunction, run: TrainingRun, name: str) -> Any:
-    """Return what a reward function returns for a run.
+def call_reward_function(
+    function: RewardFunction | StepRewardFunction, run: TrainingRun, name: str
+) -> RewardValue | None:
+    """Return the reward of a run from a function: a number, or one for each conversation; None if it is unknown.
 
     Raises:
-        RewardError: the function raised an error of Python, or returned a text.
+        RewardError: the function raised an error of Python, or returned something else.
         MemAgentError: the function raised it; it may read a document or ask a policy.
     """
     try:
-        value = function(run)
+        value: Any = function(run)
         if isinstance(value, str):
             raise TypeError(f"it returned the text {value!r}")
+        is_number = not isinstance(value, Iterable) or getattr(value, "ndim", None) == 0  # or an array of one number
+        return value if value is None else float(value) if is_number else tuple(map(float, value))
     except MemAgentError:
         raise
     except Exception as error:  # the function may be a user's
         raise RewardError(
             f"the reward {name!r} failed: {type(error).__name__}: {error}",
             run_id=run.run_id,
-            hint="Correct the reward function, which has to return a number or None.",
+            hint="Correct the reward function, which has to return a number, or one for each conversation, or None.",
         ) from error
-    return value
-
-
-def require_finite_reward(value: float, run: TrainingRun, name: str) -> float:
-    """Return the value if it is a finite number of 32 bits, as training needs.
-
-    Raises:
-        RewardError: the value is not such a number.
-    """
-    if not abs(value) <= MAX_REWARD:
-        reason = "too large for the 32 bits of a loss" if math.isfinite(value) else "not a finite number"
-        raise RewardError(
-            f"the reward {name!r} is {value}, which is {reason}",
-            run_id=run.run_id,
-            hint="Correct the reward function; return None if it cannot score a run.",
-        )
-    return float(value)
 
 
 def get_reward_name(reward: str | RewardFunction) -> str:

@@ -132,46 +132,41 @@ class MicroBatch:
     """Tokens of the longest row."""
 
 
-def pad_rows(
-    rows: Sequence[TokenRow], *, pad_id: int, device: torch.device | str = "cpu"
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def pad_rows(rows: Sequence[TokenRow], *, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return left-padded prompts with their mask, and right-padded completions with theirs, as TRL's `_compute_loss`.
 
     Masks are 1 where there is a token.
     """
-    prompts = _pad_rectangle([row.prompt_ids_P for row in rows], pad_id, "left", device)
-    return *prompts, *_pad_rectangle([row.completion_ids_T for row in rows], pad_id, "right", device)
+    prompts = _pad_rectangle([row.prompt_ids_P for row in rows], "left", device)
+    return *prompts, *_pad_rectangle([row.completion_ids_T for row in rows], "right", device)
 
 
-def lay_out(rows: Sequence[TokenRow], layout: str, *, pad_id: int, device: torch.device | str = "cpu") -> MicroBatch:
+def lay_out(rows: Sequence[TokenRow], layout: str, *, device: torch.device | str = "cpu") -> MicroBatch:
     """Return the model inputs of a micro-batch.
 
     Args:
         rows: at least one row; every row has at least one prompt token.
         layout: "padded", "packed" or "prefix_tree".
-        pad_id: any id of the vocabulary; tokens of a row never see padding.
         device: the device for the tensors.
     """
     if layout == "padded":
-        return _lay_out_padded(rows, pad_id, device)
+        return _lay_out_padded(rows, device)
     ids = [array("q", [*row.prompt_ids_P, *row.completion_ids_T]) for row in rows]
     return _lay_out_trie(rows, (lay_out_in_sequence if layout == "packed" else lay_out_as_tree)(ids), layout, device)
 
 
-def _pad_rectangle(
-    rows: Sequence[Sequence[int]], pad_id: int, side: str, device: torch.device | str
-) -> tuple[Tensor, Tensor]:
-    """Return rows as ids and mask of equal width, padded on one side."""
+def _pad_rectangle(rows: Sequence[Sequence[int]], side: str, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Return rows as ids and mask of equal width, padded on one side with zeros, which tokens of a row never see."""
     ids = [torch.tensor(list(row), dtype=torch.long, device=device) for row in rows]
     masks = [torch.ones_like(row) for row in ids]
     return (
-        pad_sequence(ids, batch_first=True, padding_value=pad_id, padding_side=side),
+        pad_sequence(ids, batch_first=True, padding_side=side),
         pad_sequence(masks, batch_first=True, padding_side=side),
     )
 
 
-def _lay_out_padded(rows: Sequence[TokenRow], pad_id: int, device: torch.device | str) -> MicroBatch:
-    prompt_ids, prompt_mask, completion_ids, completion_mask = pad_rows(rows, pad_id=pad_id, device=device)
+def _lay_out_padded(rows: Sequence[TokenRow], device: torch.device | str) -> MicroBatch:
+    prompt_ids, prompt_mask, completion_ids, completion_mask = pad_rows(rows, device=device)
     mask_SN = torch.cat([prompt_mask, completion_mask], dim=1)
     is_completion_BT = completion_mask.bool()
     index_SN = torch.arange(mask_SN.numel(), device=mask_SN.device).view_as(mask_SN)

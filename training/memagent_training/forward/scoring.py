@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memagent_training.forward.layouts import MicroBatch
 from memagent_training.forward.tree_attention import NodeMask
+from memagent_training.training_errors import TrainingError
 
 LOGITS_CHUNK: Final = 1024
 """The maximum number of tokens whose logits are in memory at once."""
@@ -62,7 +63,7 @@ def score_completions(
         entropy_gradient: whether the entropy is differentiable too.
 
     Raises:
-        ValueError: the model's attention does not support the layout.
+        TrainingError: the model's attention does not support the layout.
     """
     unwrapped_model: Any = getattr(model, "module", model)
     inputs = {
@@ -166,7 +167,7 @@ def _make_attention_mask(unwrapped_model: Any, micro_batch: MicroBatch) -> Tenso
     attention needs none.
 
     Raises:
-        ValueError: the model's attention does not support the layout.
+        TrainingError: the model's attention does not support the layout.
     """
     if not micro_batch.nodes:
         return micro_batch.padding_mask_SN
@@ -174,20 +175,20 @@ def _make_attention_mask(unwrapped_model: Any, micro_batch: MicroBatch) -> Tenso
     attention, layout, longest_row = config._attn_implementation, micro_batch.layout, micro_batch.longest
     layer_types = set(getattr(config, "layer_types", None) or ["sliding_attention"])
     if layer_types - {"full_attention", "sliding_attention"}:
-        raise ValueError(
-            f"the {layout} layout does not work with layers of {sorted(layer_types)}: use the padded layout"
+        raise TrainingError(
+            f"the {layout} layout does not work with layers of {sorted(layer_types)}: use --set layout=padded"
         )
     window = getattr(config, "sliding_window", None) if "sliding_attention" in layer_types else None
     exceeds_window = window is not None and longest_row > window
     if attention == "sdpa" and not exceeds_window:
         return NodeMask(micro_batch.nodes, micro_batch.input_ids_SN.device) if len(micro_batch.nodes) > 1 else None
     if attention != "sdpa" and "flash" not in attention:
-        raise ValueError(f"{attention} attention cannot tell the rows apart: load the model with sdpa, or use padded")
+        raise TrainingError(f"{attention} attention cannot tell the rows apart: use --set layout=padded")
     if layout == "packed":
         return None
     if exceeds_window:
-        raise ValueError(
+        raise TrainingError(
             f"a row of {longest_row} tokens is longer than the model's attention window of {window}, which the {layout}"
-            " layout would ignore: use the packed layout"
+            " layout would ignore: use --set layout=packed"
         )
-    raise ValueError(f"{attention} attention takes no 4-D mask: load the model with sdpa, or use the packed layout")
+    raise TrainingError(f"{attention} attention takes no 4-D mask: use --set layout=packed")

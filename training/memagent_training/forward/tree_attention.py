@@ -26,6 +26,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from memagent_training.forward.layouts import Node
+from memagent_training.training_errors import TrainingError
 
 
 class NodeMask(Tensor):
@@ -59,9 +60,9 @@ class NodeMask(Tensor):
             return attend(*args, **(kwargs or {}))
         if func in _ALLOWED_FUNCTIONS or getattr(func, "__name__", None) == "__get__":
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        raise ValueError(
+        raise TrainingError(
             f"the model's attention does not pass its mask to SDPA, but calls {getattr(func, '__name__', func)} on it:"
-            " use the padded layout"
+            " use --set layout=padded"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -87,17 +88,17 @@ def attend(
     """Compute `scaled_dot_product_attention` with a `NodeMask`; its arguments are described there.
 
     Raises:
-        ValueError: there is dropout, or there are keys other than those of the mask's tokens, such as cached ones.
+        TrainingError: there is dropout, or there are keys other than those of the mask's tokens, such as cached ones.
     """
     nodes = attn_mask.nodes
     if dropout_p:
-        raise ValueError(
-            "the model's attention has dropout: set attention_dropout to 0 in its config, or use the padded layout"
+        raise TrainingError(
+            "the model's attention has dropout: set attention_dropout to 0 in its config, or use --set layout=padded"
         )
     if not query.shape[2] == key.shape[2] == nodes[-1].end:
-        raise ValueError(
+        raise TrainingError(
             f"the model's attention has {query.shape[2]} queries and {key.shape[2]} keys for {nodes[-1].end} tokens:"
-            " use the padded layout"
+            " use --set layout=padded"
         )
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)

@@ -23,12 +23,8 @@ from memagent_evaluation.scorers import OwnMetric
 from memagent_graph import MemAgent, MemAgentError, RunLog, Usage
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import PolicyAuthenticationError, PolicyUnreachableError
-from memagent_training.data.reward_functions import (
-    RewardFunction,
-    call_reward_function,
-    explain_unknown,
-    require_finite_reward,
-)
+from memagent_training.data.reward_functions import RewardFunction, call_reward_function, explain_unknown
+from memagent_training.data.rollouts import MAX_REWARD
 from memagent_training.data.training_runs import Gold, read_run
 from memagent_training.rewards.reward_names import resolve_reward
 from memagent_training.training_errors import RewardError, TrainingError
@@ -222,7 +218,13 @@ class _GroupReader:
                 f"the reward {self.reward_name!r} returned no reward ({explain_unknown(self.reward_function, run)})"
             )
             raise RewardError(message, run_id=run_id, hint=hint)
-        return require_finite_reward(value, run, self.reward_name)
+        if isinstance(value, tuple) or not abs(value) <= MAX_REWARD:
+            raise RewardError(
+                f"the reward {self.reward_name!r} is {value}, which is not one finite number of 32 bits",
+                run_id=run_id,
+                hint="Correct the reward function; return None if it cannot score a run.",
+            )
+        return value
 
     def _find_logged_rewards(self, run_ids: tuple[str, ...]) -> list[float] | None:
         """Return the rewards of a group that an earlier call completed; None if a reward is missing."""

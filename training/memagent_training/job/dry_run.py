@@ -276,7 +276,7 @@ def _estimate_rank_memory(prepared: PreparedJob, steps: list[ScheduledStep]) -> 
     is_half_precision = str(init_kwargs.get("dtype", "float32")).removeprefix("torch.") in {"bfloat16", "float16"}
     return estimate_memory(
         sizes,
-        lay_out([step.rows[index].conversation for index in largest_batch.rows], config.layout, pad_id=0),
+        lay_out([step.rows[index].conversation for index in largest_batch.rows], config.layout),
         weight_bytes=2 if is_half_precision else 4,
         mixed_precision=not is_half_precision and config.mixed_precision != "no",
         checkpointing=bool(config.gradient_checkpointing),

@@ -7,8 +7,10 @@ given as the name of a preset that comes with the package, or as the path of suc
 from __future__ import annotations
 
 import importlib.util
+import json
 import typing
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -89,7 +91,7 @@ def load_preset(name: str | Path, **changes: Any) -> MultiConvDAPOConfig:
 
 
 def parse_value(setting: str, text: str) -> Any:
-    """Return a setting's value, parsed as YAML and by its declared type: for YAML, 1e-6 is text, as it has no point.
+    """Return a setting's value, parsed as JSON or YAML and by its declared type: for YAML, 1e-6 is text.
 
     Raises:
         TrainingError: the text is not a value of that type.
@@ -98,12 +100,10 @@ def parse_value(setting: str, text: str) -> Any:
     # For `report_to`, "none" is a text.
     if NoneType in allowed_types and text.lower() in {"none", "null", ""} and setting != "report_to":
         return None
-    try:
-        value = yaml.safe_load(text)
-        if float in allowed_types and isinstance(value, str):
-            value = float(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        value = text
+    value: Any = text
+    for parse in (yaml.safe_load, float, json.loads) if float in allowed_types else (yaml.safe_load, json.loads):
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
+            value = parse(text)
     if type(value) is int and int not in allowed_types and float in allowed_types:
         return float(value)
     if type(value) in allowed_types - {str}:

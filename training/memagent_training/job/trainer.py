@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -84,7 +84,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         if groups is not None:
             self._start_schedule(groups, args, args.seed)
             steps = self.schedule.steps_per_pass
-        try:
+        with _translate_setup_errors():
             super().__init__(
                 model=model,
                 reward_funcs=_refuse_reward_call,
@@ -94,10 +94,6 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 callbacks=callbacks,
                 peft_config=peft_config,
             )
-        except (OSError, SafetensorError, ValueError) as error:
-            raise TrainingError(
-                f"the model cannot be loaded for training: {error}", hint="Check its weights, and the settings."
-            ) from error
         if self.aux_loss_enabled:
             raise TrainingError(
                 "the model balances its experts with an additional loss, which is not supported",
@@ -143,7 +139,7 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         """Return the Trainer's optimizer, or Muon and AdamW as one if `muon_learning_rate` is set.
 
         Raises:
-            TrainingError: Muon is set, and matrices are sharded over ranks.
+            TrainingError: Muon is set, and matrices are sharded over ranks; or the settings of the optimizer are wrong.
         """
         muon_rate = self.args.muon_learning_rate
         trained_model: Any = self.model if model is None else model
@@ -161,8 +157,14 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 betas=(self.args.adam_beta1, self.args.adam_beta2),
                 eps=self.args.adam_epsilon,
             )
-        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        with _translate_setup_errors():
+            optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the Trainer's scheduler. Raises TrainingError if its settings are wrong."""
+        with _translate_setup_errors():
+            return super().create_scheduler(num_training_steps, optimizer)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run the forward and backward passes of one optimizer step, micro-batch by micro-batch.
@@ -321,13 +323,9 @@ class MultiConvDAPOTrainer(GRPOTrainer):
         return micro_batch, values_4BT.to(self.accelerator.device)
 
     def _lay_out_rows(self, rows: Sequence[TrainingRow], padding_row_count: int) -> MicroBatch:
-        pad_id = self._tokenizer.pad_token_id
-        return lay_out(
-            [*(row.conversation for row in rows), *[IdRow((pad_id,), (pad_id,))] * padding_row_count],
-            self.args.layout,
-            pad_id=pad_id,
-            device=self.accelerator.device,
-        )
+        padding_rows = [IdRow((0,), (0,))] * padding_row_count
+        conversations = [row.conversation for row in rows]
+        return lay_out([*conversations, *padding_rows], self.args.layout, device=self.accelerator.device)
 
     def _get_old_logprobs(self, row: TrainingRow) -> Tensor:
         if self.args.old_logprobs == OldLogProbs.LOGGED:
@@ -460,6 +458,18 @@ class MultiConvDAPOTrainer(GRPOTrainer):
                 table["rewards"]["reward"].append(step.groups[row.group_index].rollouts_G[row.rollout_index].reward)
                 table["extra"]["run_id"].append(row.run_id)
                 table["extra"]["role"].append(conversation.role)
+
+
+@contextmanager
+def _translate_setup_errors() -> Iterator[None]:
+    """Raise `TrainingError` for what transformers, TRL or peft raise about a model or settings."""
+    try:
+        yield
+    except (ImportError, OSError, SafetensorError, TypeError, ValueError) as error:
+        raise TrainingError(
+            f"the model, its optimizer or its scheduler cannot be loaded: {error}",
+            hint="Check the model's weights, and the settings (--set).",
+        ) from error
 
 
 def _get_local_shard(value: Tensor) -> Tensor:

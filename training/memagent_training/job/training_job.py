@@ -108,8 +108,6 @@ def prepare(job: TrainingJob) -> PreparedJob:
         TokenizerError, RunLogError, MissingExtraError: the model's tokenizer or the runs cannot be read.
     """
     config = make_config(job.preset, job.settings, job.out)
-    if job.lora_rank is not None and job.lora_rank < 1:
-        raise TrainingError(f"lora_rank must be at least 1, got {job.lora_rank}", hint="Set --lora to 1 or more.")
     _require_one_process_per_device(config)
     base = find_base_model(job.model)
     training_output.require_writable_folder(job.out, base.folder)

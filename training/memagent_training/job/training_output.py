@@ -62,9 +62,9 @@ def require_unused_folder(out: Path) -> None:
     """Refuse a folder that already holds a training run.
 
     Raises:
-        TrainingError: the folder has checkpoints or weights.
+        TrainingError: the folder has checkpoints, weights or a README.md, which would be overwritten.
     """
-    files = [*_find_checkpoint_folders(out), *sorted(out.glob("*.safetensors"))]
+    files = [*_find_checkpoint_folders(out), *sorted(out.glob("*.safetensors")), *out.glob("README.md")]
     if files:
         raise TrainingError(
             f"{out} already holds {files[0].name}, which would be overwritten",

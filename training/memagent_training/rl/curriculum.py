@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from memagent_evaluation.data_files import FileTask
 from memagent_evaluation.result_journal import load_results
@@ -23,6 +23,8 @@ from memagent_training.training_errors import TrainingError
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 """The size of a document's digest, with which a question's key begins."""
+Wording: TypeAlias = tuple[str, tuple[str, ...]]
+"""A question and its gold answers: a question may be asked about several documents, with another answer in each."""
 
 
 @runtime_checkable
@@ -53,7 +55,7 @@ class QuestionSplit:
         *,
         fraction: float,
         seed: int,
-        dropped_questions: Container[str] = (),
+        dropped_questions: Container[Wording] = (),
     ) -> QuestionSplit:
         """Split the questions of some lengths.
 
@@ -126,7 +128,7 @@ class QuestionSplit:
                 yield self.task.sample(length, index)
 
 
-def find_questions_answered_without_document(results: Path) -> frozenset[str]:
+def find_questions_answered_without_document(results: Path) -> frozenset[Wording]:
     """Return the questions that the system "no_document" answered right at least once in an evaluation.
 
     Raises:
@@ -139,10 +141,10 @@ def find_questions_answered_without_document(results: Path) -> frozenset[str]:
             f"{results} has no answers without the document",
             hint=f"Evaluate them first: memagent eval TASK --data FILE --systems {NO_DOCUMENT} --out {results}.",
         )
-    return frozenset(row.question for row in rows if row.strict == 1)
+    return frozenset((row.question, row.gold) for row in rows if row.strict == 1)
 
 
-def _make_keys(task: CountedQuestions, length: int, dropped_questions: Container[str]) -> dict[bytes, int]:
+def _make_keys(task: CountedQuestions, length: int, dropped_questions: Container[Wording]) -> dict[bytes, int]:
     """Return the index of each question by its key; keys of questions on one document of a file begin with its digest.
 
     Raises:
@@ -151,7 +153,7 @@ def _make_keys(task: CountedQuestions, length: int, dropped_questions: Container
     keys: dict[bytes, int] = {}
     for index in range(task.count(length)):
         sample = task.sample(length, index)
-        if sample.question in dropped_questions:
+        if (sample.question, sample.gold) in dropped_questions:
             continue
         # Documents that are made from a file's paragraphs differ between lengths; the question does not.
         document = "".join(sample.text()) if isinstance(task, FileTask) else ""

@@ -39,7 +39,7 @@ _MAX_RESTARTS: Final = 3
 class PolicyBackend(ABC):
     """Serves the newest version of the policy, and makes readers that use it."""
 
-    def __init__(self, prepared: PreparedLoop, policy: LocalPolicy | OpenAICompatiblePolicy) -> None:
+    def __init__(self, prepared: PreparedLoop, policy: LocalPolicy | OpenAICompatiblePolicy | None = None) -> None:
         job = prepared.job
         self._prepared = prepared
         self._folder = job.out / POLICIES
@@ -48,7 +48,8 @@ class PolicyBackend(ABC):
 
     async def close(self) -> None:
         """Close the readers' resources."""
-        await self._policy.aclose()
+        if self._policy is not None:
+            await self._policy.aclose()
         self.run_log.close()
 
     @abstractmethod
@@ -118,10 +119,7 @@ class PolicyBackend(ABC):
 class LocalBackend(PolicyBackend):
     """Runs the policy in this process: for small policies, and for rehearsals without a server."""
 
-    _policy: LocalPolicy
-
-    def __init__(self, prepared: PreparedLoop) -> None:
-        super().__init__(prepared, LocalPolicy(prepared.base.folder))
+    _policy: LocalPolicy | None
 
     async def serve(self, iteration: int, score_rows: RowScorer | None = None) -> None:
         """Load an iteration's weights in place of the previous ones."""
@@ -135,7 +133,8 @@ class LocalBackend(PolicyBackend):
             processed_logprobs=True,
             chat_template_kwargs=parse_template_arguments(self._prepared.job.chat_template_kwargs),
         )
-        await previous_policy.aclose()
+        if previous_policy is not None:
+            await previous_policy.aclose()
         self._delete_old_policies(iteration)
 
 

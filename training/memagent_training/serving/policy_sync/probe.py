@@ -212,7 +212,7 @@ def score_with_model(model: Any, rows: Sequence[TokenRow]) -> list[list[float]]:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        micro_batch = lay_out(rows, "padded", pad_id=0, device=model.device)
+        micro_batch = lay_out(rows, "padded", device=model.device)
         scored_BT = score_completions(model, micro_batch).logprobs_BT.tolist()
     model.train(was_training)
     return [scores[: len(row.completion_ids_T)] for scores, row in zip(scored_BT, rows, strict=True)]
