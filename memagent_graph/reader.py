@@ -348,7 +348,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         The arguments are those of `aresume`, and `barrier` of `ReadOptions`. Without `past_limit`, a run that stopped
         at a limit is not continued; its result is yielded.
         """
-        with lease_run((await self._make_graph()).checkpointer, run_id):
+        with await lease_run((await self._make_graph()).checkpointer, run_id):
             graph, state = await self._continue(run_id, document, response_format)
             trace = await load_trace_so_far(graph, run_id)
             stop_reason = state.get("stop_reason")
@@ -442,7 +442,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
             RunError: the run has not read that chunk, or the text is longer than the memory budget.
         """
         graph, state = await self._continue(run_id)
-        with lease_run(graph.checkpointer, run_id):
+        with await lease_run(graph.checkpointer, run_id):
             call = await edit_memory(graph, run_id, chunk, text, branch, author)
         if self.run_log is not None:
             remaining_ids = {call.id for call in (await load_trace_so_far(graph, run_id)).calls}
@@ -608,7 +608,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         if graph.reader_context.response_format is not None:
             initial_state["settings"] = graph.reader_context.settings
         trace = Trace((), reference["size"])
-        with lease_run(graph.checkpointer, run_id):
+        with await lease_run(graph.checkpointer, run_id):
             stream = self._run(graph, initial_state, initial_state, trace, options, yields_updates=yields_updates)
             async with aclosing(stream) as items:
                 async for item in items:

@@ -469,9 +469,7 @@ _HINT_BY_NAME: Final[Mapping[str, str]] = {
 """Hints for names that are not settings, because they are passed in another way."""
 
 
-@cache
-def _get_value_types(cls: type) -> Mapping[str, Any]:
-    return get_type_hints(cls)
+_get_value_types: Final = cache(get_type_hints)
 
 
 def list_text_fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:

@@ -108,7 +108,7 @@ def derive_run_id(config: RunnableConfig, *key: object) -> str | None:
 
     Args:
         config: the config of the node or tool.
-        key: values that distinguish the read from other reads of the task.
+        key: values that distinguish the read from other reads of the task, such as the names of tool and policy.
     """
     configurable = config.get("configurable", {})
     if not configurable.get("checkpoint_ns"):

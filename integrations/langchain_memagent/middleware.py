@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, NotRequired, TypeAlias
 
-from langchain_core.messages import AnyMessage, ToolMessage
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
@@ -27,9 +27,9 @@ from langchain_memagent.transcripts import (
     make_result_question,
     replace_text,
 )
-from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, MissingExtraError, PolicyError
+from memagent_graph.plain_text import replace_lone_surrogates
 from memagent_graph.policy import TokenUsage
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.run_history import require_results
@@ -152,24 +152,21 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolResult]) -> ToolResult:
         """Run the tool, and read its result if that is too long."""
-        result = handler(request)
-        return run_in_graph(self._read_results(request, result)) if self._needs_reading(request, result) else result
+        return run_in_graph(self._read_results(request, handler(request)))
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
     ) -> ToolResult:
         """`wrap_tool_call` for asynchronous agents."""
-        result = await handler(request)
-        return await self._read_results(request, result) if self._needs_reading(request, result) else result
-
-    def _needs_reading(self, request: ToolCallRequest, result: ToolResult) -> bool:
-        if request.tool_call["name"] == self._ask_tool.name:
-            return False
-        return any(_find_long_text(message, self._result_tokens) is not None for message in _find_tool_messages(result))
+        return await self._read_results(request, await handler(request))
 
     async def _read_results(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
         """Return the result with a reading instead of every text that is too long, and an entry for it in the state."""
-        messages = _find_tool_messages(result)
+        if isinstance(result, list):
+            return [await self._read_results(request, item) for item in result]  # type: ignore[return-value]
+        messages = [] if request.tool_call["name"] == self._ask_tool.name else _find_tool_messages(result)
+        if not messages:
+            return result
         readings = await asyncio.gather(*(self._read_message(request, message) for message in messages))
         replacements = {id(message): shown for message, (shown, _) in zip(messages, readings, strict=True)}
         documents = {run_id: document for _, entries in readings for run_id, document in entries.items()}
@@ -218,7 +215,7 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         return _replace_text(message, _format_reading(tool, token_count, result), values), {run_id: result.document}
 
     async def _store_result(self, text: str, tool: str) -> DocumentRef:
-        return await self._reads.store(Document.from_text(text, name=f"result of {tool}"))
+        return await self._reads.store(Document.from_text(replace_lone_surrogates(text), name=f"result of {tool}"))
 
     async def _read_questions(
         self, document: DocumentRef, run_ids: Mapping[str, str], caller: CallingGraph
@@ -276,31 +273,26 @@ class MemAgentMiddleware(AgentMiddleware[ReadingState, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
         """Call the model, with a memory instead of the older messages if there are too many."""
-        if self._history is None or run_sync(self._fits(self._history, request)):
-            return handler(request)
-        return handler(request.override(messages=run_in_graph(self._shorten_history(self._history, request))))
+        return handler(run_in_graph(self._shorten_history(request)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
         """`wrap_model_call` for asynchronous agents."""
-        if self._history is None or await self._fits(self._history, request):
-            return await handler(request)
-        return await handler(request.override(messages=await self._shorten_history(self._history, request)))
+        return await handler(await self._shorten_history(request))
 
-    async def _fits(self, history: RollingHistory, request: ModelRequest[Any]) -> bool:
-        """Return whether the history certainly fits; the first call also checks the limit."""
+    async def _shorten_history(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        """Return the request with a history that fits; the first call also checks the limit."""
+        if (history := self._history) is None:
+            return request
         if self._agent.reader_context is None and not self._has_tried_to_prepare:
             self._has_tried_to_prepare = True
             with suppress(PolicyError):  # nothing has to be read yet, so the policy does not have to answer
                 history.require_room((await self._agent.aprepare()).budget)
-        return not history.may_be_long(request.messages)
-
-    async def _shorten_history(self, history: RollingHistory, request: ModelRequest[Any]) -> list[AnyMessage]:
         caller = CallingGraph.capture()
         try:
             report = partial(caller.report_update, kind="history_update")
-            return await history.shorten(list(request.messages), caller.config, report)
+            return request.override(messages=await history.shorten(list(request.messages), caller.config, report))
         except MemAgentError as error:
             error.add_note(
                 "The message history was too long to send and could not be read. The agent's state is as it was: "

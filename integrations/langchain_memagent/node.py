@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, ensure_config
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from langchain_memagent.graph_reads import CallingGraph, GraphReads, derive_run_id, run_in_graph
 from memagent_graph import MemAgent, ReadResult
@@ -100,7 +100,8 @@ def memagent_node(
     async def read(document_value: Any, questions: Any, config: RunnableConfig) -> list[ReadResult]:
         texts = check_questions(questions, await reads.prepare())
         reference = await reads.store(document_value)
-        run_ids = {text: derive_run_id(config, text, reference["key"]) for text in texts}
+        key = name, agent.policy.name, reference["key"]
+        run_ids = {text: derive_run_id(config, *key, text) for text in texts}
         outcomes = dict(
             zip(run_ids, await reads.read_each(reference, run_ids, CallingGraph.capture().report_update), strict=True)
         )
@@ -117,36 +118,37 @@ def memagent_node(
         results = await read(document_value, questions, config)
         return await asyncio.to_thread(make_change, state, results, is_list=not isinstance(questions, str))
 
-    node = _StateRunnable(run, arun, name=name)
-    node.written_keys = [key for key in (answer, memory, run_id, evidence, stop_reason, value) if key is not None]
-    return node
+    written_keys = [key for key in (answer, memory, run_id, evidence, stop_reason, value) if key is not None]
+    return _StateNode(name, run, arun, written_keys)
 
 
-class _StateRunnable(RunnableLambda[Any, dict[str, Any]]):
+@dataclass(eq=False)
+class _StateNode(Runnable[Any, dict[str, Any]]):
     """A function of the state whose run shows the state's keys, but not their values, which may be documents.
 
     The parent's run of the node still shows the state, unless the node was added with a `TracePolicy`.
     """
 
-    written_keys: Collection[str] = ()
+    name: str | None
+    run: Callable[[Any, RunnableConfig], dict[str, Any]]
+    arun: Callable[[Any, RunnableConfig], Awaitable[dict[str, Any]]]
+    written_keys: Collection[str]
     """The keys that every execution writes."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
         """Run it. Raises MemAgentError if LangGraph would drop what it writes, before it reads if that is known."""
-        function: Any = self.func
         self._require_keys(self.written_keys, config)
         change = self._call_with_config(
-            lambda _, config: function(input, config), _list_keys(input), ensure_config(config)
+            lambda _, config: self.run(input, config), _list_keys(input), ensure_config(config)
         )
         self._require_keys(change, config)
         return change
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> dict[str, Any]:  # noqa: A002
         """`invoke` for asynchronous code."""
-        function: Any = self.afunc
         self._require_keys(self.written_keys, config)
         change = await self._acall_with_config(
-            lambda _, config: function(input, config), _list_keys(input), ensure_config(config)
+            lambda _, config: self.arun(input, config), _list_keys(input), ensure_config(config)
         )
         self._require_keys(change, config)
         return change

@@ -157,9 +157,8 @@ class ReadLongDocument(BaseTool):
                     document_tasks.append(asyncio.create_task(self._store_document(source, state)))
                 return await document_tasks[0]
 
-            run_ids = {
-                question: derive_run_id(caller.config, caller.tool_call_id, source, question) for question in questions
-            }
+            call_key = self.name, self.agent.policy.name, caller.tool_call_id, source
+            run_ids = {question: derive_run_id(caller.config, *call_key, question) for question in questions}
             # Earlier calls may have left some of the questions unfinished for the same document.
             earlier_ids = find_unfinished_runs(state, self.name) if all(run_ids.values()) else {}
             key = (await get_reference())["key"] if earlier_ids else ""

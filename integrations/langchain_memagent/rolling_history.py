@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import tempfile
@@ -64,13 +65,6 @@ class RollingHistory:
     """How many recent messages stay unchanged, if they fit."""
     _memories: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False, repr=False)
 
-    def may_be_long(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return whether the messages have more bytes than the limit has tokens. A token has at least one byte."""
-        return (
-            sum(len(format_transcript([message]).encode("utf-8", "surrogatepass")) for message in messages)
-            > self.tokens
-        )
-
     async def shorten(self, messages: list[AnyMessage], config: RunnableConfig, report: OnUpdate) -> list[AnyMessage]:
         """Return the messages unchanged if they fit; otherwise a memory of the older messages, and the recent messages.
 
@@ -85,10 +79,13 @@ class RollingHistory:
             PolicyError: the policy failed.
             BudgetError: the limit leaves too little space next to a memory.
         """
+        texts = [format_transcript([message]) for message in messages]
+        if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) <= self.tokens:
+            return messages  # a token has at least one byte
         context = await self.agent.aprepare()
         thread_id = str(config.get("configurable", {}).get("thread_id", ""))
         self.require_room(context.budget)
-        sizes = [context.tokenizer.count(format_transcript([message])) for message in messages]
+        sizes = list(map(context.tokenizer.count, texts))
         if sum(sizes) <= self.tokens:
             return messages
         latest_request = find_latest_request(messages)
@@ -108,7 +105,11 @@ class RollingHistory:
         if messages_in_memory:
             self._remember(cuts[messages_in_memory], memory)
         recent_messages = messages[messages_in_memory:]
-        history: list[AnyMessage] = [make_memory_message(memory, messages_in_memory)] if messages_in_memory else []
+        history: list[AnyMessage] = []
+        if messages_in_memory:
+            beginning = f"[The first {messages_in_memory} messages of this conversation are replaced by this summary:]"
+            text = f"{beginning}\n\n{memory}\n\n[The conversation continues from there.]"
+            history.append(HumanMessage(text, additional_kwargs={SOURCE_KEY: "memagent"}))
         if latest_request and short_request:
             if latest_request[0] < messages_in_memory:
                 history.append(short_request)
@@ -138,8 +139,9 @@ class RollingHistory:
 
         async def run_read(report: OnUpdate) -> Mapping[str, Any]:
             # A dialogue is private to its thread, so the text is deleted after the read.
-            with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
-                store = DocumentStore(folder).with_options(replace_undecodable=True)
+            folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="memagent-")
+            try:
+                store = DocumentStore(folder.name).with_options(replace_undecodable=True)
                 document = Document.from_text(text, name="conversation")
                 reference = await store.add_async(document)
                 private_context = replace(context, store=store, run_log=None, limits=Limits())
@@ -153,6 +155,8 @@ class RollingHistory:
                     for change in filter(None, payload.values()):
                         for update in trace.add_change(change):
                             report(state["run_id"], question, update)
+            finally:
+                await asyncio.to_thread(folder.cleanup)
             return state
 
         inputs = {"question": question, "document": "conversation"}
@@ -221,18 +225,6 @@ def _encode_message(message: BaseMessage) -> bytes:
     if isinstance(message, ToolMessage):
         content.append(message.tool_call_id)
     return json.dumps(content, default=str, sort_keys=True).encode()
-
-
-# Reading messages into a memory
-
-
-def make_memory_message(text: str, messages_read: int) -> HumanMessage:
-    """Return a memory as a message that introduces it and replaces the messages that it was made from."""
-    return HumanMessage(
-        f"[The first {messages_read} messages of this conversation are replaced by this summary:]\n\n{text}"
-        "\n\n[The conversation continues from there.]",
-        additional_kwargs={SOURCE_KEY: "memagent"},
-    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pydantic import Field
 from memagent_graph.concurrency.shared_pass import Barrier, read_in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
-from memagent_graph.plain_text import make_printable
+from memagent_graph.plain_text import make_one_line, make_printable
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_questions, store_document
 from memagent_graph.reading.state import Limits, new_run_id
@@ -30,14 +30,15 @@ from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import RequestRoots, ToolContext
 from memagent_mcp.tool_results import (
+    MAX_LINE_LENGTH,
     Reading,
     RunListing,
     RunReport,
     RunSummary,
     format_answer,
     format_run,
+    format_time,
     make_answer_data,
-    shorten_line,
 )
 
 MAX_QUESTIONS = 16
@@ -158,7 +159,7 @@ class Tools:
         read = self.active_reads.find(run_id)
         if read is None:
             hint = "If it was interrupted, or the server was restarted, call resume_read to continue it."
-            raise RunError(f"no read with this id is running here: {shorten_line(run_id)}", hint=hint)
+            raise RunError(f"no read with this id is running here: {make_one_line(run_id, MAX_LINE_LENGTH)}", hint=hint)
         return await shield_work(self._await_result(context, read, seconds))
 
     async def cancel_read(self, run_id: RunId) -> Annotated[CallToolResult, Reading]:
@@ -166,7 +167,8 @@ class Tools:
         read = self.active_reads.find(run_id)
         if read is None or read.outcome is not None:
             raise RunError(
-                f"no read with this id is running here: {shorten_line(run_id)}", hint="There is nothing to cancel."
+                f"no read with this id is running here: {make_one_line(run_id, MAX_LINE_LENGTH)}",
+                hint="There is nothing to cancel.",
             )
         await self.active_reads.cancel(read)
         return await _make_reading_result(read.document, None, [read])
@@ -297,7 +299,12 @@ class Tools:
         matches = (run for run in runs if query in run.question.casefold() or query in run.document["name"].casefold())
         records = list(islice(matches, limit))
         totals = self._log.totals(record.run_id for record in records)
-        summaries = [RunSummary.from_record(record, totals[record.run_id]) for record in records]
+        summaries = [
+            RunSummary.from_sources(
+                record, totals[record.run_id], began=format_time(record.began), document=record.document["name"]
+            )
+            for record in records
+        ]
         return RunListing(runs=summaries, runs_in_log=self._log.counts()[0])
 
     def _make_run_report(self, run_id: str) -> tuple[RunReport, str]:

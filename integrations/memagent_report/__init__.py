@@ -122,7 +122,7 @@ async def _run_report(job: ReportJob) -> dict[str, Any]:
     graph = job.build_graph().compile(checkpointer=checkpointer, name="MemAgentReport")
     config: Any = {"configurable": {"thread_id": job.report_id}, "max_concurrency": _MAX_CONCURRENT_DOCUMENTS}
     state: ReportState | None = {}
-    with lease_run(checkpointer, job.report_id):
+    with await lease_run(checkpointer, job.report_id):
         if checkpointer is not None:
             snapshot = await graph.aget_state(config)
             if snapshot.created_at is not None:

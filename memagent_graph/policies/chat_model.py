@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 from pydantic import SecretStr
 
 from memagent_graph.concurrency.background import PerLoop
-from memagent_graph.errors import PolicyError, PolicyResponseError, require_minimum
+from memagent_graph.errors import PolicyAuthenticationError, PolicyError, PolicyResponseError, require_minimum
 from memagent_graph.plain_text import format_count
 from memagent_graph.policies.api_variants import (
     extract_text,
@@ -83,7 +83,7 @@ class ChatModelPolicy:
         """Write one completion.
 
         Raises:
-            PolicyError: the model raised an error. Its message is included.
+            PolicyError: the model raised an error, with its message; PolicyAuthenticationError for 401 and 403.
         """
         messages = [(message["role"], message["content"]) for message in prompt]
         retries = 0
@@ -127,7 +127,8 @@ class ChatModelPolicy:
                 redact = make_redactor(secret.get_secret_value() for secret in secrets)
                 traceback_text = "".join(traceback.format_exception(error))
                 hint = "It comes from the chat model: check its key, its address and its own settings."
-                raise PolicyError(redact(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (
+                kind = PolicyAuthenticationError if getattr(error, "status_code", 0) in {401, 403} else PolicyError
+                raise kind(redact(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (
                     error if redact(traceback_text) == traceback_text else None
                 )  # a tracer would record the message of the cause, with its secrets
 

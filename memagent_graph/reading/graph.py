@@ -10,7 +10,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Checkpointer
+from langgraph.types import Checkpointer, Command
 
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.documents.omissions import require_complete
@@ -93,8 +93,11 @@ class ReaderGraph(CompiledStateGraph[ReaderState, Any, ReaderInput, ReaderOutput
             arguments["context"].processor_turn.end()
 
     async def _prepare_input(self, inputs: Any) -> Any:
-        if not isinstance(inputs, dict):
+        if inputs is None or isinstance(inputs, Command):
             return inputs
+        if not isinstance(inputs, dict):  # the state of a parent graph is a Pydantic model or a dataclass
+            values = {key: getattr(inputs, key, None) for key in ReaderInput.__annotations__}
+            inputs = {key: value for key, value in values.items() if value is not None}
         if "document" not in inputs or not isinstance(inputs.get("question"), str):
             raise MemAgentError(
                 'the input lacks "question" (text) or "document"',

@@ -23,7 +23,7 @@ from langgraph.runtime import Runtime, get_runtime
 from memagent_graph.concurrency.background import run_sync
 from memagent_graph.errors import MemAgentError, StrategyError
 from memagent_graph.events import EventKind, ReadEvent
-from memagent_graph.reading.execution import Execution, ProcessorTurn, StepExecution
+from memagent_graph.reading.execution import Execution, ProcessorTurn
 from memagent_graph.reading.steps import Change, Route, Step, StepContext
 from memagent_graph.reading.tracing import get_trace_ids, observe_policy
 from memagent_graph.trace import Call, Writes, pack_call, unpack_calls
@@ -85,7 +85,13 @@ class StepNode(Runnable[Any, Change]):
                 step.calls[-1] = replace(step.calls[-1], events=(*step.calls[-1].events, event))
         if step.chunk_count and "span" in self.channels:
             change = {"span": None, **change}
-        change = _add_accounting(change, step, seconds)
+        change = {
+            **change,
+            **({"usage": {**step.cost, "seconds": seconds}} if step.cost else {}),
+            **({"steps": [pack_call(call, change.get("memory")) for call in step.calls]} if step.calls else {}),
+            **({"tips": step.tips} if step.tips else {}),
+            **({"chunks_read": step.chunk_count} if step.chunk_count else {}),
+        }
         if context.uses_previous_calls:
             execution.calls += unpack_calls(change.get("steps", ()), change)
         execution.chunk_count += step.chunk_count
@@ -138,17 +144,6 @@ class LoopNode(StepNode):
             for state in states:
                 old_value = state.get(key) if reducer else None
                 state[key] = value if old_value is None or reducer is None else reducer(old_value, value)
-
-
-def _add_accounting(change: Change, step: StepExecution, seconds: float) -> Change:
-    """Return the change with the step's calls, their cost, the newest call of its branch, and its number of chunks."""
-    return {
-        **change,
-        **({"usage": {**step.cost, "seconds": seconds}} if step.cost else {}),
-        **({"steps": [pack_call(call, change.get("memory")) for call in step.calls]} if step.calls else {}),
-        **({"tips": step.tips} if step.tips else {}),
-        **({"chunks_read": step.chunk_count} if step.chunk_count else {}),
-    }
 
 
 def _locate_error(error: MemAgentError, state: Mapping[str, Any], chunk_index: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from memagent_graph.errors import CheckpointError, RunHeldError, load_extra
 from memagent_graph.storage.file_locks import lease
+from memagent_graph.storage.private_files import create_private_folder
 
 _LEASE_SUFFIX = "-reading"
 
@@ -44,16 +45,16 @@ async def open_checkpointer(
             f"{scheme}:// is not the address of a server for checkpoints",
             hint="Use postgresql://USER@HOST/DATABASE or the path of a SQLite file with --checkpoints.",
         )
-    path = Path(checkpoints)
     try:
-        return await asyncio.to_thread(SqliteSaver, path)
-    except (OSError, sqlite3.Error) as error:
+        return await asyncio.to_thread(SqliteSaver, Path(checkpoints))
+    except (OSError, sqlite3.Error, TypeError) as error:
         raise CheckpointError(
-            f"{path} cannot be used for checkpoints: {error}", hint="Choose another file with --checkpoints."
+            f"{checkpoints} cannot be used for checkpoints: {error}",
+            hint="Choose another file with --checkpoints, or pass an open checkpointer.",
         ) from error
 
 
-def lease_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
+async def lease_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
     """Return the lease of a run in this checkpointer. Only one reader at a time may hold it.
 
     The lease is a file next to the SQLite file. Other checkpointers, such as PostgreSQL's, have none; with them, the
@@ -62,7 +63,11 @@ def lease_run(saver: Any, run_id: str) -> AbstractContextManager[None]:
     path = getattr(saver, "path", None)
     if not isinstance(path, Path) or str(path) == ":memory:":
         return nullcontext()
-    return lease(path.with_name(path.name + _LEASE_SUFFIX), run_id)
+    folder = path.with_name(path.name + _LEASE_SUFFIX)
+    if not folder.is_dir():
+        with suppress(OSError):  # which the lease reports
+            await asyncio.to_thread(create_private_folder, folder)
+    return lease(folder, run_id)
 
 
 def is_being_read(checkpoints: Path, run_id: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpcore2
 import pytest
+from blockbuster import blockbuster_ctx
 from hypothesis import settings
 from support.scripts import SMALL_BUDGET, read_perfectly
 
@@ -65,6 +66,16 @@ def in_process_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     monkeypatch.setattr(conversion, "_run_conversion", convert_in_process)
+
+
+@pytest.fixture
+def langgraph_dev() -> Iterator[None]:
+    """Raises for calls that block the event loop, like `langgraph dev`, which allows some. Request it last."""
+    with blockbuster_ctx(["langchain_memagent", "memagent_graph"]) as detector:
+        for name, function in detector.functions.items():
+            if name.startswith(("os.path.", "os.stat", "os.listdir", "os.remove", "io.", "threading.")):
+                function.deactivate()
+        yield
 
 
 @pytest.fixture

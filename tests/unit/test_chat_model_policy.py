@@ -14,7 +14,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
 from memagent_graph import ChatModelPolicy, EventKind, FinishReason, SamplingParams
-from memagent_graph.errors import MemAgentError, PolicyError, PolicyResponseError
+from memagent_graph.errors import MemAgentError, PolicyAuthenticationError, PolicyError, PolicyResponseError
 from memagent_graph.policy import Message, Policy, TokenUsage
 
 HELLO = [Message(role="user", content="hello there")]
@@ -98,8 +98,7 @@ async def test_sampling_parameters_reach_the_server(
     reply = await policy.complete(HELLO, SamplingParams(max_tokens=7, temperature=0.5, stop=("end",)))
     assert (reply.text, reply.finish_reason, reply.usage) == ("hi", FinishReason.LENGTH, TokenUsage(5, 1))
     options = get_options(server.requests[0])
-    length_options = {"max_tokens", "maxOutputTokens", "num_predict"} & options.keys()
-    assert [options[name] for name in length_options] == [7]
+    assert [options[name] for name in {"max_tokens", "maxOutputTokens", "num_predict"} & options.keys()] == [7]
     assert options["temperature"] == 0.5
     stop_options = {"stop", "stopSequences", "stop_sequences"} & options.keys()
     assert [options[name] for name in stop_options] == [["end"]]
@@ -125,9 +124,10 @@ async def test_unsupported_sampling_parameters_are_left_out_and_reported(server:
         completion = await policy.complete(HELLO, sampling)
         assert (completion.text, [kind for kind, _ in completion.notes]) == ("hi", [EventKind.SAMPLING_CHANGED])
     assert all("seed" not in body for body in server.requests)
-    replies = [ValueError("seed is not supported"), ValueError("something else"), AIMessage("hi")]
+    refused_key = type("AuthenticationError", (Exception,), {"status_code": 401})("something else")
+    replies = [ValueError("seed is not supported"), refused_key, AIMessage("hi")]
     policy = ChatModelPolicy(GenericFakeChatModel(messages=map(raise_or_return, replies)))
-    with pytest.raises(PolicyError, match="something else"):
+    with pytest.raises(PolicyAuthenticationError, match="something else"):
         await policy.complete(HELLO, sampling)
     assert (await policy.complete(HELLO, sampling)).notes == (), "an option is kept if leaving it out does not help"
 

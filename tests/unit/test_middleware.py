@@ -141,24 +141,25 @@ class TestToolResults:
         assert "Answer: 4711" in text["text"]
         assert block == image
 
-    async def test_messages_of_a_command_are_read_and_its_other_updates_are_kept(self, make_reader) -> None:
+    @pytest.mark.parametrize("is_list", [False, True])
+    async def test_messages_of_commands_are_read_and_other_updates_are_kept(self, make_reader, is_list: bool) -> None:
         @tool
-        def hand_over(runtime: ToolRuntime) -> Command[Any]:
+        def hand_over(runtime: ToolRuntime) -> Any:
             """Hand over."""
-            result = ToolMessage(LONG_TEXT, tool_call_id=runtime.tool_call_id, name="hand_over", artifact={"mine": 1})
-            return Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
+            result = ToolMessage(f"{LONG_TEXT}\ud800", tool_call_id=runtime.tool_call_id, artifact={"mine": 1})
+            command = Command(update={"messages": [result, HumanMessage("note", additional_kwargs={"lc_source": "x"})]})
+            return [command, Command()] if is_list else command
 
-        messages = await ask(
-            make_agent(make_reader(), make_tool_calls(("hand_over", {})), "done", tools=[hand_over]), REQUEST
-        )
+        agent = make_agent(make_reader(), make_tool_calls(("hand_over", {})), "done", tools=[hand_over])
+        messages = await ask(agent, REQUEST)
         assert "Answer: 4711" in get_tool_message(messages).content
         assert get_tool_message(messages).artifact == {"mine": 1}
         assert get_reading(get_tool_message(messages))["answer"] == "4711"
         assert "note" in [message.content for message in messages]
 
-    async def test_every_long_result_of_a_turn_is_read_and_can_be_asked(self, make_reader) -> None:
+    async def test_every_long_result_of_a_turn_is_read_and_can_be_asked(self, make_reader, langgraph_dev) -> None:
         saver = InMemorySaver()
-        agent = make_agent(make_reader(), make_fetch_call(twice=True), "done", saver=saver)
+        agent = make_agent(make_reader(run_log=False), make_fetch_call(twice=True), "done", saver=saver)
         messages = await ask(agent, REQUEST)
         run_ids = {get_reading(get_tool_message(messages, index))["run_id"] for index in (0, 1)}
         state = (await agent.aget_state({"configurable": {"thread_id": "one"}})).values
@@ -360,9 +361,9 @@ class TestHistories:
         assert "key of harbor is 4711" in model.prompts[-1][1].text
         assert model.prompts[-1][-1].content == "What is the key of harbor?"
 
-    async def test_no_message_is_read_twice_and_most_turns_read_none(self, make_reader) -> None:
+    async def test_no_message_is_read_twice_and_most_turns_read_none(self, make_reader, langgraph_dev) -> None:
         policy = ScriptedPolicy(lambda prompt: "the memory")
-        agent = self.make_agent(make_reader(policy), make_chat_model("fine"), InMemorySaver())
+        agent = self.make_agent(make_reader(policy, run_log=False), make_chat_model("fine"), InMemorySaver())
         await self.hold_dialogue(agent, turns=25)
         sections = [prompt.split("<section>")[1] for prompt in policy.prompts]
         for turn in range(15):

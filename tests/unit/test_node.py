@@ -23,13 +23,14 @@ from typing_extensions import TypedDict
 from unit.test_tracing import RunRecorder
 
 from langchain_memagent.node import memagent_node
-from memagent_graph import OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
+from memagent_graph import MemAgent, OpenAICompatiblePolicy, ScriptedPolicy, load_tokenizer
 from memagent_graph.errors import MemAgentError, PolicyError
 
 TEXT = make_document({0.5: "The key of harbor is 4711."}, words=1000)
 QUESTION = "What is the key of harbor?"
 INPUT: Any = {"question": QUESTION, "document": TEXT}
 LOW_RECURSION_LIMIT: Any = {"recursion_limit": 25}
+THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 
 class State(TypedDict, total=False):
@@ -61,14 +62,12 @@ class TestStateKeys:
             result: str
 
         node = memagent_node(make_reader(), question="task", document="report", answer="result")
-        output = build_parent(node, RenamedState).compile().invoke({"task": QUESTION, "report": TEXT})
-        assert output["result"] == "4711"
+        assert build_parent(node, RenamedState).compile().invoke({"task": QUESTION, "report": TEXT})["result"] == "4711"
 
         node = memagent_node(make_reader(), memory="notes", run_id="run", evidence="quotes", stop_reason="why")
         output = build_parent(node).compile().invoke(INPUT)
         assert output["notes"].endswith("harbor 4711")
-        assert output["why"] == "answered"
-        assert output["run"]
+        assert output["why"] == "answered" and output["run"]
         [quote] = output["quotes"]
         assert TEXT[quote["start_char"] : quote["end_char"]] == quote["quote"]
 
@@ -82,21 +81,24 @@ class TestStateKeys:
         )
         assert build_parent(node).compile().invoke(INPUT)["answer"] == f"{QUESTION} 4711"
 
-    def test_the_state_can_be_an_object(self, make_reader) -> None:
+    @pytest.mark.parametrize("make_node", [memagent_node, MemAgent.graph])
+    def test_the_state_can_be_an_object(self, make_reader, make_node) -> None:
         @dataclass
         class ObjectState:
             question: str
             document: str
             answer: str | None = None
 
-        output = build_parent(memagent_node(make_reader()), ObjectState).compile().invoke(ObjectState(QUESTION, TEXT))
+        output = build_parent(make_node(make_reader()), ObjectState).compile().invoke(ObjectState(QUESTION, TEXT))
         assert output["answer"] == "4711"
 
     @pytest.mark.parametrize("options", [{"evidence": "qoutes"}, {"write": lambda state, result: {"qoutes": 1}}])
-    def test_writing_a_key_that_the_state_lacks_is_an_error(self, make_reader, options) -> None:
+    async def test_writing_a_key_that_the_state_lacks_is_an_error(self, make_reader, options) -> None:
         parent = build_parent(memagent_node(make_reader(), **options)).compile()
         with pytest.raises(MemAgentError, match='state has no "qoutes"'):
             parent.invoke(INPUT)
+        with pytest.raises(MemAgentError, match='state has no "qoutes"'):
+            assert [event async for event in parent.astream_events(INPUT)]
 
     def test_a_node_called_by_another_node_returns_its_keys(self, make_reader) -> None:
         node = memagent_node(make_reader(), answer="result")
@@ -109,9 +111,8 @@ class TestStateKeys:
             parent.invoke(INPUT)
 
     def test_a_missing_input_is_an_error_that_names_its_key(self, make_reader) -> None:
-        parent = build_parent(memagent_node(make_reader())).compile()
         with pytest.raises(MemAgentError, match=r'no "document" to take the document from.*document="\.\.\."'):
-            parent.invoke({"question": QUESTION})
+            build_parent(memagent_node(make_reader())).compile().invoke({"question": QUESTION})
 
 
 async def test_the_served_model_is_looked_up_at_the_first_call(make_reader) -> None:
@@ -122,7 +123,7 @@ async def test_the_served_model_is_looked_up_at_the_first_call(make_reader) -> N
         assert (await parent.ainvoke(INPUT))["answer"] == "4711"
 
 
-async def test_progress_and_callbacks_go_through_the_parent(make_reader) -> None:
+async def test_progress_and_callbacks_go_through_the_parent(make_reader, langgraph_dev) -> None:
     class NodeCounter(BaseCallbackHandler):
         def __init__(self) -> None:
             self.node_counts: Counter[str] = Counter()
@@ -130,7 +131,7 @@ async def test_progress_and_callbacks_go_through_the_parent(make_reader) -> None
         def on_chain_start(self, serialized, inputs, **kwargs) -> None:
             self.node_counts[kwargs.get("name") or ""] += 1
 
-    parent = build_parent(memagent_node(make_reader(), run_id="run")).compile()
+    parent = build_parent(memagent_node(make_reader(run_log=False), run_id="run")).compile()
     counter = NodeCounter()
     stream_modes: Any = ["custom", "values"]
     events = [event async for event in parent.astream(INPUT, {"callbacks": [counter]}, stream_mode=stream_modes)]
@@ -189,12 +190,11 @@ async def test_only_the_document_that_failed_is_resumed(make_reader, is_sync) ->
         START, lambda state: [Send("read", {"question": QUESTION, "text": text}) for text in texts]
     )
     parent = builder.compile(checkpointer=InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "t"}}
     empty_report: Report = {"findings": []}
     with pytest.raises(PolicyError):
-        parent.invoke(empty_report, config) if is_sync else await parent.ainvoke(empty_report, config)
+        parent.invoke(empty_report, THREAD) if is_sync else await parent.ainvoke(empty_report, THREAD)
     is_broken, first_call_count = False, len(policy.prompts)
-    output = parent.invoke(None, config) if is_sync else await parent.ainvoke(None, config)
+    output = parent.invoke(None, THREAD) if is_sync else await parent.ainvoke(None, THREAD)
     assert output["findings"] == ["4710", "4711", "4712", "4713"]
     calls = len(texts) * (make_reader().read(texts[0], QUESTION).chunks_read + 1)
     assert calls < len(policy.prompts) <= calls + len(texts), "at most one chunk of a document is read twice"
@@ -211,11 +211,10 @@ async def test_evidence_is_found_if_only_the_node_failed_after_its_read(make_rea
 
     node = memagent_node(make_reader(policy), evidence="quotes", write=write)
     parent = build_parent(node).compile(checkpointer=InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "t"}}
     with pytest.raises(KeyError):
-        await parent.ainvoke(INPUT, config)
+        await parent.ainvoke(INPUT, THREAD)
     is_broken, call_count = False, len(policy.prompts)
-    output = await parent.ainvoke(None, config)
+    output = await parent.ainvoke(None, THREAD)
     assert [quote["line"] for quote in output["quotes"]] == ["harbor 4711"]
     assert (output["why"], len(policy.prompts)) == ("answered", call_count)
 
@@ -231,14 +230,13 @@ async def test_the_memory_of_a_subgraph_can_be_edited_through_the_parent(make_re
 
     graph = make_reader(ScriptedPolicy(script)).graph()
     parent = build_parent(graph, WithMemory).compile(checkpointer=InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "t"}}
     with pytest.raises(PolicyError):
-        await parent.ainvoke(INPUT, config)
-    [task] = (await parent.aget_state(config, subgraphs=True)).tasks
+        await parent.ainvoke(INPUT, THREAD)
+    [task] = (await parent.aget_state(THREAD, subgraphs=True)).tasks
     assert task.state.values["memory"] == "nothing yet"
     is_broken = False
     await parent.aupdate_state(task.state.config, {"memory": "castle 99"}, as_node="update_memory")
-    assert (await parent.ainvoke(None, config))["memory"] == "castle 99\nharbor 4711"
+    assert (await parent.ainvoke(None, THREAD))["memory"] == "castle 99\nharbor 4711"
 
 
 CHUNK_COUNT = 60

@@ -99,15 +99,16 @@ async def test_a_retried_node_continues_at_the_chunk_that_failed(make_reader, sy
 
 
 async def test_two_reads_of_a_retried_node_are_not_mixed_up(make_reader) -> None:
-    """A node calls a tool twice; the second read fails."""
-    script = FailingScript()
+    """A node calls a tool twice, and then one with another model; the second read fails."""
+    script, calls = FailingScript(), [make_call(TEXT.replace("4711", "1111").replace("2222", "3333")), make_call(TEXT)]
     tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(script)), on_failure="raise")
-    other_text = TEXT.replace("4711", "1111").replace("2222", "3333")
+    other_tool = ReadLongDocument(agent=make_reader(ScriptedPolicy(lambda prompt: "\\boxed{5}", name="other")))
 
     async def read_both(state: State) -> Any:
-        return {"answer": [get_reading(await tool.ainvoke(make_call(text)))["answer"] for text in (other_text, TEXT)]}
+        messages = [await tool.ainvoke(call) for call in calls] + [await other_tool.ainvoke(calls[1])]
+        return {"answer": [get_reading(message)["answer"] for message in messages]}
 
-    assert (await run(compile_graph(read_both), {}, sync=False))["answer"] == ["1111", "4711"]
+    assert (await run(compile_graph(read_both), {}, sync=False))["answer"] == ["1111", "4711", "5"]
     assert (script.failures, script.replies) == (1, 2 * count_calls(make_reader))
 
 
@@ -224,9 +225,8 @@ async def test_progress_of_branches_never_falls_and_includes_chunks_read_before_
 
 def build_graph(make_reader: MakeReader, policy: ScriptedPolicy, levels: int, kind: str) -> Any:
     if kind == "agent":
-        tool = ReadLongDocument(agent=make_reader(policy))
         model = make_chat_model(make_tool_calls(("read_long_document", {"questions": [QUESTION], "text": TEXT})), "OK.")
-        return create_agent(model, [tool])
+        return create_agent(model, [ReadLongDocument(agent=make_reader(policy))])
     graph: Any = compile_graph(memagent_node(make_reader(policy)))
     for _ in range(levels):
         graph = compile_graph(graph)

@@ -184,14 +184,12 @@ class EnglishFacts:
         ]
         return self.random.choice(matching_relations)
 
-    def draw_fact(
-        self, relation: Relation | None = None, *, subject: str | None = None, value: str | None = None
-    ) -> EnglishFact:
-        """Return a new fact; subject and value are new if they are not given."""
+    def draw_fact(self, relation: Relation | None = None, *, subject: str | None = None) -> EnglishFact:
+        """Return a new fact; its subject is new if it is not given."""
         relation = relation or self.draw_relation()
         subject = subject or self._draw_new(relation.name + " s", relation.subject)
         self._mark_used(relation, subject)
-        value = value or self._draw_new(relation.name + " v", relation.value)
+        value = self._draw_new(relation.name + " v", relation.value)
         if relation.value == relation.subject:
             self._mark_used(relation, value)
         return EnglishFact(relation, subject, value, self.draw_statement(relation, subject, value))

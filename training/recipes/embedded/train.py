@@ -151,7 +151,8 @@ def train(arguments: argparse.Namespace) -> None:
     for step in range(first_step, arguments.steps):
         ramp = min(1.0, step / arguments.ramp_steps)
         batch = make_batch(builder, arguments.seed, step, ramp, arguments.tokens).to(device)
-        rate_factor = compute_rate_factor(step, arguments.steps, arguments.decay_steps)
+        # A short warm-up, a plateau, and a linear decay to zero.
+        rate_factor = min(1.0, (step + 1) / 20, (arguments.steps - step) / max(1, arguments.decay_steps))
         for group, initial_rate in zip(optimizer.param_groups, initial_rates, strict=True):
             group["lr"] = initial_rate * rate_factor
         loss, accuracy = compute_loss(policy, batch, autocast=autocast)
@@ -212,11 +213,6 @@ def main() -> None:
     parser.add_argument("--check-every", type=int, default=100)
     parser.add_argument("--check-rows", type=int, default=24, help="held-out sections that a check reads")
     train(parser.parse_args())
-
-
-def compute_rate_factor(step: int, total: int, decay: int, warmup: int = 20) -> float:
-    """Return the factor of both learning rates: a short warm-up, a plateau, and a linear decay to zero."""
-    return min(1.0, (step + 1) / warmup, (total - step) / max(1, decay))
 
 
 if __name__ == "__main__":

@@ -74,10 +74,6 @@ class PromptFormat:
         """Return the tokens of a completion, including its end token."""
         return self.encoding.encode_ordinary(" " + text) + self._encode_special("<|end|>")
 
-    def encode_boxed(self, memory: str) -> list[int]:
-        """Return the tokens of the final answer."""
-        return self.encode_reply("\\boxed{ " + memory + "}")
-
     def _encode_special(self, *tokens: str) -> list[int]:
         return [self.encoding.encode_single_token(token) for token in tokens]
 
@@ -219,9 +215,8 @@ class RowBuilder:
         for _ in range(2):
             memory = EMPTY if rng.random() < 0.2 else self.draw_memory(rng, facts)
             prompt = self.prompt_format.encode_answer_prompt(memory, facts.draw_fact().question)
-            row_branches.append(
-                RowBranch.from_reply(prompt, self.prompt_format.encode_boxed(memory), False, "answer", 1.0)
-            )
+            boxed = self.prompt_format.encode_reply("\\boxed{ " + memory + "}")
+            row_branches.append(RowBranch.from_reply(prompt, boxed, False, "answer", 1.0))
         return Row(self.prompt_format.encode_trunk(section.text), row_branches)
 
     def draw_question_prompts(self, rng: random.Random, count: int) -> list[list[int]]:

@@ -60,7 +60,7 @@ class ProseQuestion:
 
 def load_questions(path: Path, sections: Iterable[ProseSection]) -> list[ProseQuestion]:
     """Return the questions of a file that are on these sections, with their sentences."""
-    texts = {(section.source, section.start, section.end): _normalise_spaces(section.text) for section in sections}
+    texts = {(section.source, section.start, section.end): " ".join(section.text.split()) for section in sections}
     return [
         ProseQuestion(**row | {"sentence": _extract_sentence(texts[section_key], row)})
         for row in load_rows(path)
@@ -85,10 +85,6 @@ def _extract_sentence(text: str, row: dict[str, Any]) -> str:
 def load_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file, as in its JSON lines."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-def _normalise_spaces(text: str) -> str:
-    return " ".join(text.split())
 
 
 def make_loop_rows(
