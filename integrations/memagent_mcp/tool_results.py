@@ -129,11 +129,11 @@ def list_quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, A
     rows = []
     for quote in islice(evidence, MAX_QUOTES):
         text_before, text_after = view.get_quote_context(quote, _CONTEXT_LENGTH)
-        context = make_one_line(text_before + quote.quote + text_after, _MAX_QUOTE_LENGTH + 2 * _CONTEXT_LENGTH)
+        context = " ".join((text_before + quote.quote + text_after).split())
         row = {
             **asdict(quote),
-            "quote": make_one_line(quote.quote, _MAX_QUOTE_LENGTH),
-            "context": context,
+            "quote": make_one_line(" ".join(quote.quote.split()), _MAX_QUOTE_LENGTH),
+            "context": make_one_line(context, _MAX_QUOTE_LENGTH + 2 * _CONTEXT_LENGTH),
             "place": quote.place,
         }
         rows.append({name: value for name, value in row.items() if name != "link"})

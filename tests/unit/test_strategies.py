@@ -109,7 +109,7 @@ FIELDS = "<b>{memory}</b><c>{prompt}</c>"
         (make_gated_strategy(FIELDS), r"the role gate: the field \{chunk\} is missing"),
         (
             make_gated_strategy("<a>{chunk}</a>" + FIELDS + " very many words" * 300),
-            r"the role 'gate' needs \d+ tokens.*Lower question_tokens",
+            r"the role 'gate' needs \d+ tokens.*Serve the model with a window",
         ),
         (make_strategy(roles=()), "has no roles"),
         (make_strategy(roles=(UPDATE, ANSWER, Role("update"))), "two roles 'update'"),

@@ -161,7 +161,7 @@ async def test_plain_answer_format_asks_for_no_box(ask, name) -> None:
 
 @pytest.mark.parametrize("name", ["memagent", "full_context", "refine"])
 async def test_a_budget_without_room_for_text_is_an_error_with_a_hint(ask, name) -> None:
-    with pytest.raises(BudgetError, match=r"an answer needs \d+ tokens .* window has 1000\. Lower"):
+    with pytest.raises(BudgetError, match=r"an answer needs \d+ tokens .* window has 1000\. Use answer"):
         await ask(name, SHORT_TEXT, answer_tokens=990)
     with pytest.raises(MemAgentError, match="the question is empty"):
         await ask(name, SHORT_TEXT, question=" ")
