@@ -53,7 +53,7 @@ def list_host_names(host: str, names: Iterable[str], *, danger: str | None, reme
     if danger is not None and not is_local:
         raise MemAgentError(f"other machines can reach {host}, and {danger}", hint=remedy)
     host_names = (*names,) if means_all else (*names, host)
-    for name in host_names:
+    for name in names:
         if name.count(":") == 1 or _parse_host(format_host(name)) != name.lower():
             hint = "Write --server-name without a scheme and a port, as in reader.example.org; any port is accepted."
             raise MemAgentError(f"{name!r} is not a host name, so no request could have it", hint=hint)

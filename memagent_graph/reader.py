@@ -467,7 +467,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
         """Return a copy of this reader with the same policy and store, and with other settings.
 
         `choices` are those of `MemAgent`, except for the policy, its server and its tokenizer. Checkpoints may be
-        shared. A different `policy` must have the same model. Only the original closes the policy.
+        shared. A different `policy` must have the same model. A copy closes only a policy of its own.
 
         Raises:
             MemAgentError: a choice is of the policy, which the copy keeps.
@@ -477,7 +477,7 @@ class MemAgent(AbstractContextManager["MemAgent"], AbstractAsyncContextManager["
                 f"a copy has the policy of its original, so {kept[0]} cannot be changed", hint="Make another MemAgent."
             )
         reader = self.__copy__()
-        reader._owns_policy, reader._owns_log = False, not isinstance(run_log, RunLog | None)
+        reader._owns_policy, reader._owns_log = policy is not None, not isinstance(run_log, RunLog | None)
         reader._checkpoints = self._checkpoints if checkpoints is None else checkpoints
         reader._set_parts(
             replace(

@@ -185,7 +185,8 @@ def extract_server_message(content: bytes) -> str:
             message, field = values.get("message") or values.get("detail"), values.get("param")
             details = values.get("metadata")
             if isinstance(details, dict) and isinstance(details.get("raw"), str):  # the reply of OpenRouter's provider
-                message = f"{message}: {extract_server_message(details['raw'].encode(errors='replace'))}"
+                reason = extract_server_message(details["raw"].encode(errors="replace"))
+                message = f"{message}: {reason}" if message else reason
             if message:
                 is_missing = isinstance(field, str) and field not in str(message)
                 return f"{message} ({field})" if is_missing else str(message)

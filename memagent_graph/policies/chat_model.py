@@ -127,7 +127,7 @@ class ChatModelPolicy:
                 redact = make_redactor(secret.get_secret_value() for secret in secrets)
                 traceback_text = "".join(traceback.format_exception(error))
                 hint = "It comes from the chat model: check its key, its address and its own settings."
-                kind = PolicyAuthenticationError if getattr(error, "status_code", 0) in {401, 403} else PolicyError
+                kind = PolicyAuthenticationError if getattr(error, "status_code", 0) in (401, 403) else PolicyError
                 raise kind(redact(f"{self.name}: {type(error).__name__}: {error}"), hint=hint) from (
                     error if redact(traceback_text) == traceback_text else None
                 )  # a tracer would record the message of the cause, with its secrets

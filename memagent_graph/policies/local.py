@@ -281,9 +281,11 @@ class _Engine:
         finally:
             hf_logging.set_verbosity(verbosity)
         self._device = device
-        window = getattr(self._model.config, "max_position_embeddings", None)
+        config = self._model.config.get_text_config()
+        window = getattr(config, "max_position_embeddings", None)
         self.context_window = int(window) if window else None
-        self._attention_window = getattr(self._model.config, "sliding_window", None)
+        windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
+        self._attention_window = next(filter(None, windows), None)
         eos_ids = self._model.generation_config.eos_token_id
         self._eos_ids = frozenset(eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids])
         self._prefixes: list[_Prefix] = []

@@ -86,7 +86,7 @@ def decode_completion(content: bytes, *, model: str, sampling: SamplingParams, p
     """
     try:
         reply, is_damaged = _parse_reply(content)
-        choices = [choice for choice in reply.choices or () if choice]
+        choices = [choice for choice in reply.choices or () if choice and choice != _Choice()]
         if not choices:
             if reply.error:
                 raise GenerationFailedError(extract_server_message(content))
@@ -176,7 +176,7 @@ def parse_model_entries(content: bytes) -> list[dict[str, Any]]:
     """Return the entries of a list of models. The list may be a bare array, and an entry may be only a name."""
     try:
         body = msgspec.json.decode(content)
-        entries = body if isinstance(body, list) else body.get("data") or body.get("models") or body["data"] or ()
+        entries = body if isinstance(body, list) else (body["data"] if "data" in body else body["models"]) or ()
         entries = [{"id": entry} if isinstance(entry, str) else entry for entry in entries]
         return [{**entry, "id": str(entry.get("id") or entry.get("name") or entry["model"])} for entry in entries]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:

@@ -43,8 +43,8 @@ class DatabaseWriter:
         self._path, self._connect = path, connect
         self.after_fork()
         register_after_fork(self)
-        # The process does not wait for this at its end.
-        weakref.finalize(owner, lambda: threading.Thread(target=self.close, daemon=True).start()).atexit = False
+        # The process waits for this thread at its end, so that submitted jobs are written.
+        weakref.finalize(owner, lambda: threading.Thread(target=self.close).start()).atexit = False
 
     def after_fork(self) -> None:
         """Forget the pending jobs in a forked process, because the parent process writes them."""
