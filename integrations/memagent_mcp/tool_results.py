@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from rich.console import Console
 
 from memagent_graph.events import StopReason
-from memagent_graph.plain_text import make_one_line, make_printable, remove_folders, replace_lone_surrogates
+from memagent_graph.plain_text import make_printable, remove_folders, replace_lone_surrogates
 from memagent_graph.provenance.evidence import Evidence
 from memagent_graph.results import ReadResult
 from memagent_graph.timeline.model import Timeline
@@ -28,7 +28,7 @@ MAX_QUOTES = 20
 _MAX_QUOTE_LENGTH = 400
 _CONTEXT_LENGTH = 80
 """The number of characters of context on each side of a quote."""
-MAX_LINE_LENGTH = 120
+_MAX_LINE_LENGTH = 120
 _TEXT_WIDTH = 120
 _MAX_RUN_TEXT_LENGTH = 20_000
 """The maximum number of characters of a run's text."""
@@ -129,11 +129,11 @@ def list_quotes(evidence: Iterable[Evidence], view: RunView) -> list[dict[str, A
     rows = []
     for quote in islice(evidence, MAX_QUOTES):
         text_before, text_after = view.get_quote_context(quote, _CONTEXT_LENGTH)
-        context = " ".join((text_before + quote.quote + text_after).split())
+        context = shorten_line(text_before + quote.quote + text_after, _MAX_QUOTE_LENGTH + 2 * _CONTEXT_LENGTH)
         row = {
             **asdict(quote),
-            "quote": make_one_line(" ".join(quote.quote.split()), _MAX_QUOTE_LENGTH),
-            "context": make_one_line(context, _MAX_QUOTE_LENGTH + 2 * _CONTEXT_LENGTH),
+            "quote": shorten_line(quote.quote, _MAX_QUOTE_LENGTH),
+            "context": context,
             "place": quote.place,
         }
         rows.append({name: value for name, value in row.items() if name != "link"})
@@ -144,7 +144,7 @@ def format_quote(quote: Mapping[str, Any]) -> str:
     """Format a quote of `list_quotes` as one line; a short quote with the surrounding text."""
     is_short = len(quote["quote"]) < _CONTEXT_LENGTH and quote["context"] != quote["quote"]
     context = f' in "{quote["context"]}"' if is_short else ""
-    place_suffix = f", {make_one_line(quote['place'], MAX_LINE_LENGTH)}" if quote["place"] else ""
+    place_suffix = f", {shorten_line(quote['place'])}" if quote["place"] else ""
     character_range = f"{quote['start_char']:,}-{quote['end_char']:,}"
     return f'"{quote["quote"]}"{context} (chunk {quote["chunk_index"] + 1}, characters {character_range}{place_suffix})'
 
@@ -167,10 +167,10 @@ class RunSummary(ToolResult):
     def to_text(self) -> str:
         """Return the run as one line of text."""
         outcome = self.stop_reason or "not ended"
-        answer = "" if self.answer is None else f" -> {make_one_line(self.answer, MAX_LINE_LENGTH)}"
+        answer = "" if self.answer is None else f" -> {shorten_line(self.answer)}"
         return (
-            f"{self.run_id}  {self.began}  {outcome}  {make_one_line(self.document, MAX_LINE_LENGTH)}: "
-            f"{make_one_line(self.question, MAX_LINE_LENGTH)}{answer}"
+            f"{self.run_id}  {self.began}  {outcome}  {shorten_line(self.document)}: "
+            f"{shorten_line(self.question)}{answer}"
         )
 
 
@@ -243,6 +243,12 @@ def replace_surrogates(value: Any) -> Any:
     File names that are not UTF-8 contain lone surrogates.
     """
     return json.loads(replace_lone_surrogates(json.dumps(value, ensure_ascii=False)))
+
+
+def shorten_line(text: str, max_length: int = _MAX_LINE_LENGTH) -> str:
+    """Return a text as one line of at most `max_length` characters, without control characters."""
+    line = " ".join(make_printable(text).split())
+    return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
 def format_time(seconds: float) -> str:

@@ -16,7 +16,7 @@ from pydantic import Field
 from memagent_graph.concurrency.shared_pass import Barrier, read_in_passes
 from memagent_graph.documents import Document, DocumentRef
 from memagent_graph.errors import MemAgentError, RefusedSourceError, RunError
-from memagent_graph.plain_text import make_one_line, make_printable
+from memagent_graph.plain_text import make_printable
 from memagent_graph.reader import MemAgent
 from memagent_graph.reading.inputs import check_questions, store_document
 from memagent_graph.reading.state import Limits, new_run_id
@@ -30,7 +30,6 @@ from memagent_graph.trace import MemoryUpdate
 from memagent_mcp.active_reads import DEFAULT_WAIT_SECONDS, ActiveRead, ActiveReads
 from memagent_mcp.client_roots import RequestRoots, ToolContext
 from memagent_mcp.tool_results import (
-    MAX_LINE_LENGTH,
     Reading,
     RunListing,
     RunReport,
@@ -39,6 +38,7 @@ from memagent_mcp.tool_results import (
     format_run,
     format_time,
     make_answer_data,
+    shorten_line,
 )
 
 MAX_QUESTIONS = 16
@@ -159,7 +159,7 @@ class Tools:
         read = self.active_reads.find(run_id)
         if read is None:
             hint = "If it was interrupted, or the server was restarted, call resume_read to continue it."
-            raise RunError(f"no read with this id is running here: {make_one_line(run_id, MAX_LINE_LENGTH)}", hint=hint)
+            raise RunError(f"no read with this id is running here: {shorten_line(run_id)}", hint=hint)
         return await shield_work(self._await_result(context, read, seconds))
 
     async def cancel_read(self, run_id: RunId) -> Annotated[CallToolResult, Reading]:
@@ -167,7 +167,7 @@ class Tools:
         read = self.active_reads.find(run_id)
         if read is None or read.outcome is not None:
             raise RunError(
-                f"no read with this id is running here: {make_one_line(run_id, MAX_LINE_LENGTH)}",
+                f"no read with this id is running here: {shorten_line(run_id)}",
                 hint="There is nothing to cancel.",
             )
         await self.active_reads.cancel(read)

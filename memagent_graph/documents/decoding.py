@@ -30,6 +30,8 @@ _CODECS_OF_OTHER_LABELS: Final = {
 }  # fmt: skip
 _MIN_CONFIDENCE: Final = 0.08
 """chardet has a confidence of at least 0.09 for texts, and less for random bytes."""
+_MIN_WEB_CONFIDENCE: Final = 0.3
+"""The same for mail and pages, which are mostly in cp1252: chardet has less for Italian and Norwegian in it."""
 _CP1252_SIGNS: Final = frozenset("€‚„…‰‹‘’“”•–—™›\xa0¢£¥§©«®°±·»½¼¾×".encode("cp1252"))
 """Punctuation and symbols of cp1252. If a text has no other non-ASCII bytes, chardet has no letters to judge by."""
 _SEVEN_BIT_CODECS: Final = frozenset({"iso2022_jp_2", "iso2022_kr", "hz"})
@@ -95,12 +97,12 @@ def find_declared_charset(page: bytes) -> str | None:
     return None if (find_web_codec(label) or "utf-16").startswith("utf-16") else label
 
 
-def _detect_codec(sample: bytes) -> str | None:
+def _detect_codec(sample: bytes, min_confidence: float = _MIN_CONFIDENCE) -> str | None:
     """Return the codec of bytes that are not UTF-8, from letter frequencies; None if the bytes are not text."""
     if not sample.isascii() and all(byte < 0x80 or byte in _CP1252_SIGNS for byte in sample):
         return "cp1252"
     guess = chardet.detect(sample)
-    name = guess["encoding"] if guess["confidence"] >= _MIN_CONFIDENCE else None
+    name = guess["encoding"] if guess["confidence"] >= min_confidence else None
     return name and (find_web_codec(name) or name)
 
 
@@ -121,7 +123,7 @@ def decode_web_text(data: bytes, label: str | None) -> str:
             return data.decode(codec)
         except UnicodeDecodeError as error:
             sample = data[max(0, error.start - SAMPLE_BYTES // 2) :][:SAMPLE_BYTES]
-    return data.decode(candidates[0] or detect_charset(sample) or "cp1252", "replace")
+    return data.decode(candidates[0] or detect_charset(sample, _MIN_WEB_CONFIDENCE) or "cp1252", "replace")
 
 
 def decode_web_page(data: bytes, label: str | None = None) -> str:
@@ -163,7 +165,7 @@ def find_codec(name: str) -> str:
     return name
 
 
-def detect_charset(sample: bytes) -> str | None:
+def detect_charset(sample: bytes, min_confidence: float = _MIN_CONFIDENCE) -> str | None:
     """Return the most likely charset of bytes that are not UTF-8; None if they do not show it.
 
     A few non-ASCII bytes are not enough. Text that is mostly UTF-8 counts as damaged UTF-8, because with any other
@@ -173,7 +175,7 @@ def detect_charset(sample: bytes) -> str | None:
     error_count = text.count("\ufffd")
     is_damaged_utf8 = sum(character > "\x7f" for character in text) > 2 * error_count
     has_few = sum(byte > 0x7F for byte in sample) < _MIN_NON_ASCII_BYTES
-    return None if has_few or is_damaged_utf8 else _detect_codec(sample)
+    return None if has_few or is_damaged_utf8 else _detect_codec(sample, min_confidence)
 
 
 def _make_decoding_error(name: str, charset: str, offset: int) -> EncodingError:

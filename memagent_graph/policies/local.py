@@ -313,7 +313,7 @@ class _Engine:
             # At least the last token of the shortest prompt is not shared, because its logits are needed.
             shared_tokens = min(_count_common_tokens(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
             prefix, reused_tokens = self.find_prefix(prompts[0][:shared_tokens])
-            longest_row = max(len(request.ids) + request.sampling.max_tokens for request in requests)
+            longest_row = max(map(len, prompts)) + max(request.sampling.max_tokens for request in requests)
             if len(prompts) == 1 or (self._attention_window or longest_row) < longest_row:
                 shared_tokens = reused_tokens  # a window would count the padding between prefix and prompt
             for row, request in enumerate(requests):

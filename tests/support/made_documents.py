@@ -428,7 +428,7 @@ def _mail_files() -> Iterator[Case]:
     files |= {"b.htm": "<meta charset=windows-1251><p>Привет".encode("cp1251"), "no suffix": rb"{\rtf1 A {\b B}}"}
     attached.add_attachment(files["b.htm"].replace(b"<p>", b"<p>2"), "text", "html", filename="c.html")
     attached.add_attachment(files["no suffix"], "text", "rtf", filename="d.rtf")
-    files["e.txt"] = "Маяк построил Иван.".encode("cp1251")
+    files["e.txt"] = "Маяк построил Иван, а ключ от него хранит Анна.".encode("cp1251")
     for name, content in files.items():
         attached.add_attachment(content, maintype="application", subtype="octet-stream", filename=name)
     facts = ("See the", "attached fact", "Schlüssel", "12;€", "größer", "\n[7]", "2Привет", "\nПривет", "A B", "Иван")

@@ -197,7 +197,7 @@ def killed_job(tmp_path_factory: pytest.TempPathFactory) -> RLJob:
         ({"tasks": ("niah_multikey_1",)}, r"tasks was \['niah_multikey_2'\] and is \['niah_multikey_1'\]"),
         ({"lengths": (600,)}, r"lengths was \[500\] and is \[600\]"),
         ({"reward": "lenient"}, "reward was 'exact_match' and is 'lenient'"),
-        ({"reward": lambda *_: 1.0}, "reward was 'exact_match' and is '<lambda>'"),
+        ({"reward": lambda *_: 1.0}, "reward was 'exact_match' and is '<lambda>-"),
         ({"seed": 1}, "loop_seed was 0 and is 1"),
         ({"steps_behind": 1}, "steps_behind was 0 and is 1"),
         ({"advance_at": 0.9}, "advance_at was 0.8 and is 0.9"),

@@ -142,9 +142,9 @@ def _write_rows(prepared: PreparedJob, path: Path) -> None:
     from memagent_training.job.row_export import write_rows  # noqa: PLC0415
 
     if is_main_process():
-        if path.exists() and path.samefile(str(prepared.job.runs)):
-            raise TrainingError(f"{path} has the runs, and would be replaced", hint="Choose another file (--rows).")
         try:
+            if path.exists() and path.samefile(str(prepared.job.runs)):
+                raise TrainingError(f"{path} has the runs, and would be replaced", hint="Choose another file (--rows).")
             row_count = write_rows(prepared.schedule, path)
         except OSError as error:
             raise TrainingError(f"{path} cannot be written: {error}", hint="Choose a file in a folder.") from error

@@ -13,7 +13,10 @@ The functions in this module only look up logged values; the others are in `mema
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -116,3 +119,13 @@ def get_reward_name(reward: str | RewardFunction) -> str:
     """Return a reward's name: the name itself, or that of the function or of its class."""
     name = reward if isinstance(reward, str) else getattr(reward, "__name__", None)
     return name if isinstance(name, str) else type(reward).__name__
+
+
+def identify_reward(reward: str | RewardFunction) -> str:
+    """Return a reward's name. A function's has a hash of its source, because most functions are called `reward`."""
+    name = get_reward_name(reward)
+    with suppress(OSError, TypeError):  # a function without source, such as a builtin
+        if not isinstance(reward, str):
+            source = inspect.getsource(reward if inspect.isroutine(reward) else type(reward))
+            return f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    return name

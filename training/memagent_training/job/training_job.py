@@ -111,8 +111,7 @@ def prepare(job: TrainingJob) -> PreparedJob:
     _require_one_process_per_device(config)
     base = find_base_model(job.model)
     training_output.require_writable_folder(job.out, base.folder)
-    if not job.resume:
-        training_output.require_unused_folder(job.out)
+    training_output.require_unused_folder(job.out, resume=job.resume)
     checkpoints = training_output.find_checkpoints(job.out)
     terms = config.advantage_settings.terms
     replay = load_groups(

@@ -58,17 +58,19 @@ def find_checkpoints(out: Path) -> Checkpoints:
     return Checkpoints(None, tuple(incomplete))
 
 
-def require_unused_folder(out: Path) -> None:
-    """Refuse a folder that already holds a training run.
+def require_unused_folder(out: Path, *, resume: bool = False) -> None:
+    """Refuse a folder that already holds a training run, unless `resume` continues it, or another README.md.
 
     Raises:
         TrainingError: the folder has checkpoints, weights or a README.md, which would be overwritten.
     """
-    files = [*_find_checkpoint_folders(out), *sorted(out.glob("*.safetensors")), *out.glob("README.md")]
-    if files:
+    training_files = [*_find_checkpoint_folders(out), *sorted(out.glob("*.safetensors"))]
+    if files := ([] if resume and training_files else training_files or [*out.glob("README.md")]):
         raise TrainingError(
             f"{out} already holds {files[0].name}, which would be overwritten",
-            hint="Continue that training (--resume), or choose another folder (--out).",
+            hint="Continue that training (--resume), or choose another folder (--out)."
+            if training_files
+            else "Choose another folder (--out).",
         )
 
 

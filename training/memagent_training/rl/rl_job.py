@@ -27,7 +27,7 @@ from memagent_graph.settings import WordingSettings
 from memagent_graph.strategies import choose_strategy
 from memagent_graph.tokenizers import Tokenizer, load_tokenizer
 from memagent_training.algorithm.credit import require_roles
-from memagent_training.data.reward_functions import RewardFunction, get_reward_name
+from memagent_training.data.reward_functions import RewardFunction, identify_reward
 from memagent_training.job import training_output
 from memagent_training.job.base_model import BaseModel, find_base_model
 from memagent_training.job.collect import CollectSettings
@@ -183,7 +183,7 @@ class PreparedLoop:
                 **{name: value for name, value in asdict(job.collect_settings).items() if name != "concurrency"},
                 "tasks": list(job.tasks),
                 "lengths": list(job.lengths),
-                "reward": get_reward_name(job.reward),
+                "reward": identify_reward(job.reward),
                 "sampled_at": job.temperature,
                 "steps_behind": job.steps_behind,
                 "advance_at": job.advance_at,
