@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from memagent_converters.html_to_markdown import render_markdown
 from memagent_graph.converters import BLOCK_SEPARATOR, Block, ConversionError, Omission, Parts, SourceFile
-from memagent_graph.documents.decoding import decode_web_page, decode_web_text
+from memagent_graph.documents.decoding import decode_web_page, decode_web_text, detect_binary_kind
 
 _HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
 _FROM_LINE: Final = re.compile(rb"From \S+.*\d:\d\d.*\d{4}\s*")
@@ -148,7 +148,8 @@ def _convert_attachment(source: SourceFile, part: Message[Any, Any], content_typ
         ("multipart/", "application/pgp-sig", "application/pkcs7-sig")
     ):
         return
-    is_text = name.lower().endswith((".txt", ".md", ".csv", ".log")) and payload[:5] not in {b"%PDF-", rb"{\rtf"}
+    is_document = payload.startswith((b"%PDF-", rb"{\rtf")) or detect_binary_kind(payload[:1024]) is not None
+    is_text = name.lower().endswith((".txt", ".md", ".csv", ".log")) and not is_document
     if content_type.startswith("image/") and part.get_content_disposition() != "attachment":
         yield Omission("pictures", name, "Look at them in the message.")
     elif content_type in {"application/pkcs7-mime", "application/pgp-encrypted"}:

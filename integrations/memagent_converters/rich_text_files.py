@@ -27,11 +27,13 @@ _PICTURE_IN_SHAPE: Final = re.compile(r"\\sv\s*\{\\pict\b")
 _PICTURE_OF_SHAPE: Final = re.compile(r"\\shprslt\b[^{}]*\{\\pict\b")
 """The picture of a shape for older programs: a copy of the picture in the shape, or the only one of a drawing."""
 
+_ESCAPED_BYTES: Final = {byte: f"\\'{byte:02x}" for byte in range(0x80, 0x100)}
+"""A byte beyond ASCII is a character of the code page, as is an escaped one."""
+
 
 def convert(source: SourceFile) -> Parts:
     """Convert a rich text file."""
-    # A byte beyond ASCII is a character of the code page, as is an escaped one.
-    rtf = re.sub(rb"[\x80-\xff]", lambda match: b"\\'%02x" % match[0][0], source.read()).decode("ascii")
+    rtf = source.read().decode("latin-1").translate(_ESCAPED_BYTES)
     rtf_with_script_marks = _SUPERSCRIPT_AND_SUBSCRIPT_COMMANDS.sub(
         lambda match: r"\plain " + ("^" if match[1].startswith(("super", "up")) else "_"), rtf
     )

@@ -278,7 +278,7 @@ async def _check_policy(reader: MemAgent) -> str:
             if isinstance(policy, OpenAICompatiblePolicy):
                 async with policy.relay("GET", "models") as reply:
                     is_ok = reply.status == 200 and get_media_type(reply) == "application/json"
-                    if is_ok or (policy.model_list_error and reply.status in {404, 405}):  # it has no list
+                    if is_ok or (policy.model_list_error and reply.status in {403, 404, 405}):  # no list, or not for us
                         return "ok"
                     return f"its server answers {reply.status} to a request for its models"
             if isinstance(policy, SelfDescribing):

@@ -135,7 +135,7 @@ def _parse_reply(content: bytes) -> tuple[_Reply, bool]:
     """Return the reply in a body, and whether its token ids and log-probs were left out because of other values.
 
     Raises:
-        ValueError, TypeError, AttributeError, RecursionError: the body is no reply.
+        ValueError, TypeError, AttributeError, RecursionError: the body is not a reply.
     """
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return msgspec.json.decode(content, type=_Reply), False

@@ -8,13 +8,28 @@ exchange      runs as Parquet files and back, and several logs as one
 
 from __future__ import annotations
 
-from memagent_graph.run_log.log import RunLog as RunLog
-from memagent_graph.run_log.records import Conversation as Conversation
-from memagent_graph.run_log.records import LoggedEvent as LoggedEvent
-from memagent_graph.run_log.records import LoggedRun as LoggedRun
-from memagent_graph.run_log.records import Outcome as Outcome
-from memagent_graph.run_log.records import Reward as Reward
-from memagent_graph.run_log.records import RunFilter as RunFilter
-from memagent_graph.run_log.records import RunRecord as RunRecord
-from memagent_graph.run_log.records import RunTotals as RunTotals
-from memagent_graph.run_log.records import TextKind as TextKind
+from memagent_graph.run_log.log import RunLog
+from memagent_graph.run_log.records import (
+    Conversation,
+    LoggedEvent,
+    LoggedRun,
+    Outcome,
+    Reward,
+    RunFilter,
+    RunRecord,
+    RunTotals,
+    TextKind,
+)
+
+__all__ = [
+    "Conversation",
+    "LoggedEvent",
+    "LoggedRun",
+    "Outcome",
+    "Reward",
+    "RunFilter",
+    "RunLog",
+    "RunRecord",
+    "RunTotals",
+    "TextKind",
+]

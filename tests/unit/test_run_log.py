@@ -4,6 +4,8 @@ import gc
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -484,3 +486,10 @@ def test_a_log_that_could_not_be_opened_is_opened_by_the_next_entry(tmp_path, mo
     gc.collect()
     thread.join(20)
     assert not thread.is_alive(), "the thread of a log ends when nobody uses the log"
+    code = f"""from memagent_graph.run_log import RunLog
+log = RunLog({str(tmp_path / "late.sqlite")!r})
+for index in range(3000):
+    log.begin(str(index), "?", {DOCUMENT!r}, {{}})
+del log"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert RunLog(tmp_path / "late.sqlite").counts() == (3000, 0), "the process writes its entries before it ends"

@@ -61,9 +61,14 @@ class SystemStanding:
     turns: float | None
     seconds: float | None
 
+    @property
+    def is_non_inferior(self) -> bool | None:
+        """Whether this system is non-inferior to the first one, with a margin of 3 points."""
+        return self.against_first and self.against_first.is_non_inferior
+
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-ready."""
-        return {**asdict(self), "not_worse": self.against_first and self.against_first.is_non_inferior}
+        return {**asdict(self), "not_worse": self.is_non_inferior}
 
 
 def compute_accuracy(rows: Sequence[ResultRow], score: str) -> Estimate | None:
@@ -143,7 +148,7 @@ def format_standings(standings: Sequence[SystemStanding]) -> str:
         ),
         "difference": lambda standing: standing.against_first.formatted_difference if standing.against_first else "",
         "p": lambda standing: standing.against_first.formatted_p_value if standing.against_first else "",
-        "not worse": lambda standing: {None: "", True: "yes", False: "not shown"}[standing.to_dict()["not_worse"]],
+        "not worse": lambda standing: {None: "", True: "yes", False: "not shown"}[standing.is_non_inferior],
         "tokens in": lambda standing: _format_number(standing.prompt_tokens),
         "cached": lambda standing: "–" if standing.cached_share is None else f"{100 * standing.cached_share:.0f} %",
         "tokens out": lambda standing: _format_number(standing.completion_tokens),

@@ -34,14 +34,14 @@ def test_systems_are_compared_with_the_first_and_p_values_are_corrected() -> Non
     ]
     worse = standings[1].against_first
     assert (worse.difference, worse.corrected_for) == (pytest.approx(-31 / 40), 3)
-    assert [standing.to_dict()["not_worse"] for standing in standings[:2]] == [None, False]
+    assert (standings[0].is_non_inferior, standings[1].is_non_inferior) == (None, False)
     assert "| not shown |" in format_standings(standings)
 
 
 def test_system_is_non_inferior_if_its_interval_ends_above_minus_3_points() -> None:
     rows = [item for index in range(200) for item in (make_row(index=index), make_row("same", index=index))]
-    assert compare_systems(make_table(*rows))[1].to_dict()["not_worse"] is True
-    assert compare_systems(make_table(*rows[:20]))[1].to_dict()["not_worse"] is False, "ten questions cannot show it"
+    assert compare_systems(make_table(*rows))[1].is_non_inferior is True
+    assert compare_systems(make_table(*rows[:20]))[1].is_non_inferior is False, "ten questions cannot show it"
 
 
 def test_questions_on_one_document_are_clustered() -> None:
