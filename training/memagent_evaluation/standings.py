@@ -64,7 +64,7 @@ class SystemStanding:
     @property
     def is_non_inferior(self) -> bool | None:
         """Whether this system is non-inferior to the first one, with a margin of 3 points."""
-        return self.against_first and self.against_first.is_non_inferior
+        return self.against_first.is_non_inferior if self.against_first is not None else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-ready."""
