@@ -21,6 +21,7 @@ readings=(--readings 36000); check=(--readings 120); size=()
 if [[ -n ${CORES:-} ]]; then
     loop=(--lengths 2k --iterations 50 --groups 4 --rollouts 8 --set drop_zero_variance=false --set groups_per_step=4
         --set warmup_steps=2 --set learning_rate=2e-4)
+    if grep -q -e avx512_bf16 -e amx_bf16 /proc/cpuinfo; then loop+=(--set save_dtype=bfloat16 --set bf16=true); fi
     readings=(--readings 4000); check=(--readings 12); size=(--length 4096 --rows 1 --accumulated 4)
 elif [[ -n ${SMALL:-} ]]; then
     questions=(--count 200) loop=(--iterations 1 --groups 2 --rollouts 2 --max-questions 2 --set drop_zero_variance=false --set groups_per_step=2
