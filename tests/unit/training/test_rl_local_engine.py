@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -42,7 +43,17 @@ def test_loop_runs_in_process_with_temperature_and_several_rewards(tmp_path, mon
         return groups
 
     monkeypatch.setattr(Collector, "_load", load_and_record)
-    monkeypatch.setattr("memagent_training.rl.policy_serving.LocalPolicy", load_policy := Mock(wraps=LocalPolicy))
+    models: weakref.WeakSet[Any] = weakref.WeakSet()
+    model_counts: list[int] = []
+
+    def load_policy_and_count(*args: Any, **options: Any) -> LocalPolicy:
+        model_counts.append(len(models))
+        policy = LocalPolicy(*args, **options)
+        models.add(policy._engine._model)
+        return policy
+
+    load_policy = Mock(side_effect=load_policy_and_count)
+    monkeypatch.setattr("memagent_training.rl.policy_serving.LocalPolicy", load_policy)
     job = make_job(
         tmp_path / "rl", engine=Engine.LOCAL, iterations=2, preset="memagent-paper", temperature=1.3, lengths=(300,),
         collect_settings=CollectSettings(rollouts=3, groups=2, max_questions=2, concurrency=16),
@@ -52,6 +63,7 @@ def test_loop_runs_in_process_with_temperature_and_several_rewards(tmp_path, mon
     recorder = StatusRecorder()
     assert run(job, recorder).steps == 2
     assert [call.args[0].name for call in load_policy.call_args_list] == ["0", "1", "2"]  # the base may be on the hub
+    assert model_counts == [0, 1, 1]  # weights of the version before only
     assert rollouts and all(set(rollout.term_rewards) == {"evidence_f2", "format"} for rollout in rollouts)
     assert [(iteration, phase.value) for iteration, phase in recorder.phases] == [
         (0, "sync"), (0, "measure"), (0, "collect"), (0, "train"),

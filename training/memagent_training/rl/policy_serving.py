@@ -6,6 +6,7 @@ The loop restarts its own server when it dies, and loads each new version of the
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import shutil
 from abc import ABC, abstractmethod
@@ -135,6 +136,8 @@ class LocalBackend(PolicyBackend):
         )
         if previous_policy is not None:
             await previous_policy.aclose()
+            del previous_policy
+            gc.collect()  # models of transformers have reference cycles, and would stay in memory for several iterations
         self._delete_old_policies(iteration)
 
 
