@@ -21,6 +21,8 @@ readings=(--readings 36000); check=(--readings 120); size=()
 if [[ -n ${CORES:-} ]]; then
     loop=(--lengths 2k --iterations 50 --groups 4 --rollouts 8 --set drop_zero_variance=false --set groups_per_step=4
         --set warmup_steps=2 --set learning_rate=2e-4)
+    start="$root/training/recipes/english/loop-$seed"  # iterations that were done elsewhere
+    if [[ -d $start && ! -d loop-$seed ]]; then cp -r "$start" . && mv "loop-$seed/seconds" "loop-$seed.seconds"; fi
     if grep -q -e avx512_bf16 -e amx_bf16 /proc/cpuinfo; then loop+=(--set save_dtype=bfloat16 --set bf16=true); fi
     readings=(--readings 4000); check=(--readings 12); size=(--length 4096 --rows 1 --accumulated 4)
 elif [[ -n ${SMALL:-} ]]; then
