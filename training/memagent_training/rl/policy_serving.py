@@ -137,7 +137,7 @@ class LocalBackend(PolicyBackend):
         if previous_policy is not None:
             await previous_policy.aclose()
             del previous_policy
-            gc.collect()  # models of transformers have reference cycles, and would stay in memory for several iterations
+            gc.collect()  # models have reference cycles, and would stay in memory for several iterations
         self._delete_old_policies(iteration)
 
 
